@@ -130,9 +130,9 @@ impl<A: Actor> Engine<A> {
     /// and has the same access, a new one otherwise. The connection that had
     /// the session before is to be closed.
     pub fn attach(&self, newcomer: &Newcomer, now: Duration, out: &mut Out) -> Attached {
-        if let Some(id) = newcomer.resume
-            && let Some(session) = lock(&self.sessions).get(&id).cloned()
-        {
+        // A statement of its own: the table must not stay locked below.
+        let old = newcomer.resume.and_then(|id| Some((id, lock(&self.sessions).get(&id).cloned()?)));
+        if let Some((id, session)) = old {
             let mut locked = lock(&session);
             // Whoever ends a session holds its lock, so with the lock in hand
             // the table tells whether this one has ended meanwhile.

@@ -134,9 +134,8 @@ fn read_greeting(
         let patience = if asked { deadline } else { deadline.min(Instant::now() + SILENCE) };
         set_read_timeout(stream, patience).map_err(|e| unreachable(plain(&e)))?;
         match stream.read(&mut bytes[n..]) {
-            Ok(0) if n > 0 => return Err(stranger("something else")),
             Ok(0) => {
-                return Err(unreachable("it closed the connection before a greeting".to_owned()));
+                return Err(unreachable("it closed the connection during the greeting".to_owned()));
             }
             Ok(m) => n += m,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -1,0 +1,175 @@
+//! Promise: arrays are opened or created by name, and what cannot be is
+//! refused in words that name both sides.
+
+mod common;
+use common::{client, eventually, key, server};
+use farcell::{Access, Client, Domain, Error, Key, Kind, Server};
+use std::time::Duration;
+
+#[test]
+fn opened_by_all_created_by_one() {
+    let server = server().start().unwrap();
+    assert!(server.create("made_by_server", Kind::Counter, 2, 3).unwrap());
+    assert!(!server.create("made_by_server", Kind::Counter, 2, 3).unwrap());
+    let (a, b) = (client(&server).connect().unwrap(), client(&server).connect().unwrap());
+    a.events("x/y.z-1", 2, 2).unwrap().at(0, 0).unwrap().set().unwrap();
+    assert!(b.events("x/y.z-1", 2, 2).unwrap().at(0, 0).unwrap().is_set().unwrap());
+    assert!(b.open_events("x/y.z-1").unwrap().at(0, 0).unwrap().is_set().unwrap());
+    let list = a.list().unwrap();
+    let names: Vec<&str> = list.iter().map(|a| a.name.as_str()).collect();
+    assert_eq!(names, ["made_by_server", "x/y.z-1"]);
+    assert_eq!((list[0].kind, list[0].rows, list[0].cols), (Kind::Counter, 2, 3));
+    assert_eq!(a.lookup("x/y.z-1").unwrap().unwrap().kind, Kind::Event);
+    assert_eq!(a.lookup("none").unwrap(), None);
+    let info = a.info().unwrap();
+    assert_eq!((info.capacity, info.arrays, info.sessions), (262_144, 2, 2));
+    assert_eq!((info.domain, info.access), (Domain::Cpu, Access::ReadWrite));
+}
+
+#[test]
+fn a_list_of_thousands() {
+    let server = server().start().unwrap();
+    let client = client(&server).connect().unwrap();
+    let long = "n".repeat(120);
+    for i in 0..3000 {
+        server.create(&format!("{long}{i:04}"), Kind::Event, 1, 1).unwrap();
+    }
+    let list = client.list().unwrap();
+    assert_eq!(list.len(), 3000);
+    assert!(list.iter().enumerate().all(|(i, a)| a.name == format!("{long}{i:04}")));
+}
+
+#[test]
+fn another_form_is_refused_by_name() {
+    let server = server().start().unwrap();
+    let client = client(&server).connect().unwrap();
+    client.events("a", 4, 4).unwrap();
+    let text = client.events("a", 4, 5).unwrap_err().to_string();
+    assert!(text.contains("event 4 x 4") && text.contains("event 4 x 5"), "{text}");
+    let text = client.counters("a", 4, 4).unwrap_err().to_string();
+    assert!(text.contains("event 4 x 4") && text.contains("counter 4 x 4"), "{text}");
+    let error = client.open_counters("a").unwrap_err();
+    assert!(matches!(error, Error::WrongKind { kind: Kind::Event, .. }), "{error}");
+    let error = client.open_events("b").unwrap_err();
+    assert!(matches!(error, Error::NoSuchArray { .. }), "{error}");
+    // A refused open takes no number: thousands of them, and it still works.
+    for _ in 0..5000 {
+        client.events("a", 1, 1).unwrap_err();
+    }
+    assert!(!client.events("a", 4, 4).unwrap().at(3, 3).unwrap().is_set().unwrap());
+    for _ in 0..5000 {
+        client.events("a", 4, 4).unwrap();
+    }
+}
+
+#[test]
+fn bad_names_and_shapes() {
+    let server = server().start().unwrap();
+    let client = client(&server).connect().unwrap();
+    for bad in ["", "a b", "ä", "-x", "a\nb", "a:b", &"x".repeat(129)] {
+        let error = client.events(bad, 1, 1).unwrap_err();
+        assert!(matches!(error, Error::BadName { .. }), "{bad:?}: {error}");
+        assert!(matches!(client.remove(bad), Err(Error::BadName { .. })));
+        assert!(matches!(client.lookup(bad), Err(Error::BadName { .. })));
+    }
+    for (rows, cols) in [(0, 1), (1, 0), (1 << 40, 1), (usize::MAX, usize::MAX)] {
+        let error = client.events("e", rows, cols).unwrap_err();
+        assert!(matches!(error, Error::BadShape { .. }), "{error}");
+    }
+    let error = client.events("e", 1 << 20, 1 << 20).unwrap_err();
+    assert!(matches!(error, Error::SegmentFull { asked, .. } if asked > 1 << 40), "{error}");
+}
+
+#[test]
+fn a_full_segment_says_what_is_free() {
+    let server = server().capacity(1000).start().unwrap();
+    let client = client(&server).connect().unwrap();
+    client.events("a", 1, 800).unwrap();
+    let text = client.events("b", 1, 300).unwrap_err().to_string();
+    assert!(text.contains("304 cells asked for") && text.contains("200 free"), "{text}");
+    let a = client.open_events("a").unwrap();
+    a.set_all().unwrap();
+    client.remove("a").unwrap();
+    let b = client.events("b", 1, 900).unwrap();
+    assert_eq!(b.snapshot().unwrap(), vec![false; 900], "new cells are clear");
+    let error = a.at(0, 0).unwrap().set().unwrap_err();
+    assert!(matches!(error, Error::ArrayRemoved { .. }), "{error}");
+    assert_eq!(b.snapshot().unwrap(), vec![false; 900], "an old handle reaches nothing");
+    assert!(matches!(client.remove("a"), Err(Error::NoSuchArray { .. })));
+}
+
+#[test]
+fn removing_ends_the_waits() {
+    let server = server().start().unwrap();
+    let client = client(&server).connect().unwrap();
+    let event = client.events("a", 2, 2).unwrap().at(1, 1).unwrap();
+    std::thread::scope(|s| {
+        let wait = s.spawn(|| event.wait());
+        eventually("it is parked", || server.parked_waits() == 1);
+        client.remove("a").unwrap();
+        assert!(matches!(wait.join().unwrap(), Err(Error::ArrayRemoved { .. })));
+    });
+    // The same array again is a new one.
+    let again = client.events("a", 2, 2).unwrap().at(1, 1).unwrap();
+    assert!(!again.is_set().unwrap());
+}
+
+#[test]
+fn a_read_only_key_reads_and_waits() {
+    let reader = Key::new(*b"the key of the readers").unwrap();
+    let server = server().read_only_key(reader.clone()).start().unwrap();
+    let writer = client(&server).connect().unwrap();
+    let event = writer.events("e", 1, 2).unwrap().at(0, 0).unwrap();
+    let counter = writer.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
+    counter.store(5).unwrap();
+    let client = Client::builder().addr(server.address()).key(reader).connect().unwrap();
+    assert_eq!(client.info().unwrap().access, Access::ReadOnly);
+    let seen = client.events("e", 1, 2).unwrap();
+    let seen_event = seen.at(0, 0).unwrap();
+    assert_eq!(client.open_counters("c").unwrap().at(0, 0).unwrap().load().unwrap(), 5);
+    let read_only = |e: Error| assert!(matches!(e, Error::ReadOnly { .. }), "{e}");
+    read_only(seen_event.set().unwrap_err());
+    read_only(seen_event.take().unwrap_err());
+    read_only(seen.set_all().unwrap_err());
+    read_only(client.batch().set(&seen_event).run().unwrap_err());
+    read_only(client.open_counters("c").unwrap().at(0, 0).unwrap().fetch_add(0).unwrap_err());
+    read_only(client.events("new", 1, 1).unwrap_err());
+    read_only(client.remove("e").unwrap_err());
+    std::thread::scope(|s| {
+        let wait = s.spawn(|| seen_event.wait_timeout(Duration::from_secs(20)).unwrap());
+        eventually("it is parked", || server.parked_waits() == 1);
+        event.set().unwrap();
+        assert!(wait.join().unwrap());
+    });
+    assert_eq!(writer.list().unwrap().len(), 2);
+}
+
+#[test]
+fn settings_that_make_no_sense() {
+    let why = |b: farcell::ServerBuilder| b.start().unwrap_err().to_string();
+    assert!(why(server().capacity(0)).contains("capacity"));
+    assert!(why(server().capacity(u32::MAX)).contains("capacity"));
+    assert!(why(server().workers(0)).contains("workers"));
+    assert!(why(server().lease(Duration::ZERO)).contains("lease"));
+    assert!(why(Server::builder(key()).bind("nonsense:port")).contains("port"));
+    let first = server().start().unwrap();
+    let taken = first.local_addrs()[0].to_string();
+    let text = why(Server::builder(key()).bind(&taken));
+    assert!(text.contains("address in use") && text.contains(&taken), "{text}");
+}
+
+#[test]
+fn several_addresses_and_ipv6() {
+    let server = Server::builder(key()).bind("127.0.0.1:0").bind("[::1]:0").start().unwrap();
+    assert_eq!(server.local_addrs().len(), 2);
+    for addr in server.local_addrs() {
+        let client = Client::builder().addr(addr.to_string()).key(key()).connect().unwrap();
+        client.events("e", 1, 1).unwrap().at(0, 0).unwrap().set().unwrap();
+    }
+    let everywhere = Server::builder(key()).bind("[::]:0").start().unwrap();
+    let port = everywhere.local_addrs()[0].port();
+    for host in ["127.0.0.1", "[::1]", "localhost"] {
+        Client::builder().addr(format!("{host}:{port}")).key(key()).connect().unwrap();
+    }
+    Client::builder().addr(everywhere.address()).key(key()).connect().unwrap();
+}

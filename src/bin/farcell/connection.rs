@@ -1,0 +1,68 @@
+//! Which server, and how to reach it: the arguments that clients share.
+
+use crate::args::seconds;
+use crate::failure::Failure;
+use farcell::{Client, ClientBuilder, DEFAULT_PORT};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The connection's arguments.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
+pub struct Connection {
+    /// The server [env: FARCELL_ADDR, default: localhost:7117]
+    #[arg(long, global = true, value_name = "HOST:PORT")]
+    pub addr: Option<String>,
+    /// The file that holds the key [env: FARCELL_AUTHKEY_FILE, default:
+    /// ~/.config/farcell/authkey]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub authkey_file: Option<PathBuf>,
+    /// How long one attempt to connect may take [default: 5]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
+    connect_timeout: Option<Duration>,
+    /// How long to go on trying when no server is there yet [default: 0]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
+    wait_server: Option<Duration>,
+    /// How long to wait for a lost connection to come back [default: 30]
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
+    reconnect: Option<Duration>,
+}
+
+impl Connection {
+    /// The server's address: what was given, or what the environment says.
+    pub fn addr(&self) -> Result<String, Failure> {
+        if let Some(addr) = &self.addr {
+            return Ok(addr.clone());
+        }
+        match std::env::var("FARCELL_ADDR") {
+            Ok(addr) if !addr.is_empty() => Ok(addr),
+            Err(std::env::VarError::NotUnicode(addr)) => Err(Failure::Usage(format!(
+                "FARCELL_ADDR={addr:?} is no address; give HOST:PORT, for example node0:7117"
+            ))),
+            _ => Ok(format!("localhost:{DEFAULT_PORT}")),
+        }
+    }
+
+    /// Settings of a client of that server.
+    pub fn builder(&self) -> Result<ClientBuilder, Failure> {
+        let mut builder = Client::builder().addr(self.addr()?);
+        if let Some(path) = &self.authkey_file {
+            builder = builder.key_file(path);
+        }
+        if let Some(time) = self.connect_timeout {
+            builder = builder.connect_timeout(time);
+        }
+        if let Some(time) = self.wait_server {
+            builder = builder.wait_for_server(time);
+        }
+        if let Some(time) = self.reconnect {
+            builder = builder.reconnect_for(time);
+        }
+        Ok(builder)
+    }
+
+    /// Connects.
+    pub fn connect(&self) -> Result<Client, Failure> {
+        Ok(self.builder()?.connect()?)
+    }
+}

@@ -1,0 +1,183 @@
+//! `farcell serve`
+
+use crate::args::{Spec, seconds};
+use crate::failure::{Answer, Failure};
+use crate::output::Output;
+use crate::ready::{ReadyFd, ReadyFile};
+use crate::signals;
+use farcell::{Error, Key, Server};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Run a server.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  farcell serve
+  farcell serve --bind 10.0.0.1:7117 --array read_events:event:4x4
+  farcell serve --bind 127.0.0.1:0 --ready-file addr    a free port, in a script
+
+Prints the addresses that it listens on. SIGTERM or SIGINT stops it: clients are
+told that it is going away. A second signal kills it.
+
+Without --authkey-file and FARCELL_AUTHKEY_FILE the key is the user's own,
+~/.config/farcell/authkey, which is made if it does not exist. Clients of the
+same user find it there. A key never goes on a command line.
+
+JSON, one line when it is ready: {\"address\", \"listening\": [...], \"authkey_file\",
+\"authkey_is_new\", \"pid\"}; address is the one to give to clients.
+
+Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array), 5 any
+other failure, such as an address in use")]
+pub struct Serve {
+    /// Where to listen; port 0 takes a free one. Repeat for several [default:
+    /// port 7117 of every address of this machine]
+    #[arg(long, value_name = "HOST:PORT")]
+    bind: Vec<String>,
+    /// Listen on this port of every address of this machine
+    #[arg(long, conflicts_with = "bind")]
+    port: Option<u16>,
+    /// A second key, whose clients can read and wait only
+    #[arg(long, value_name = "PATH")]
+    read_only_authkey_file: Option<PathBuf>,
+    /// An array to create; the kind is event or counter. Repeat for several
+    #[arg(long = "array", value_name = "NAME:KIND:ROWSxCOLS")]
+    arrays: Vec<Spec>,
+    /// Room for this many cells of 8 bytes [default: 262144]
+    #[arg(long, value_name = "CELLS")]
+    capacity: Option<u32>,
+    /// Event loops, a thread each [default: one for two cores]
+    #[arg(long, value_name = "N")]
+    workers: Option<usize>,
+    /// How long a session lives without a sign from its client [default: 10]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    lease: Option<Duration>,
+    /// How long a worker looks for further work before it sleeps; burns a core
+    /// [default: 0]
+    #[arg(long, value_name = "MICROSECONDS")]
+    spin_us: Option<u32>,
+    /// Most clients at a time [default: as many as the file limit allows]
+    #[arg(long, value_name = "N")]
+    max_clients: Option<usize>,
+    /// Write the address to this file, whole, when the server is ready; the
+    /// file is removed at the end
+    #[arg(long, value_name = "PATH")]
+    ready_file: Option<PathBuf>,
+    /// Write the address to this open file descriptor when the server is ready,
+    /// and close it
+    #[arg(long, value_name = "N")]
+    ready_fd: Option<i32>,
+}
+
+#[derive(Serialize)]
+struct Ready {
+    address: String,
+    listening: Vec<String>,
+    authkey_file: PathBuf,
+    authkey_is_new: bool,
+    pid: u32,
+}
+
+impl Serve {
+    /// Runs the command.
+    pub fn run(self, authkey_file: Option<PathBuf>, out: &Output) -> Result<Answer, Failure> {
+        let ready_fd = self.ready_fd.map(ReadyFd::claim).transpose()?;
+        let (ended, end) = mpsc::channel();
+        signals::on_end(move |signal| {
+            // Nobody listens any more when the server could not start.
+            let _ = ended.send(signal);
+        })?;
+
+        let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
+        let server = self.start(key)?;
+        for Spec { name, kind, rows, cols } in &self.arrays {
+            server.create(name, *kind, *rows, *cols)?;
+        }
+        let ready = Ready {
+            address: server.address(),
+            listening: server.local_addrs().iter().map(ToString::to_string).collect(),
+            authkey_file,
+            authkey_is_new,
+            pid: std::process::id(),
+        };
+        let ready_file =
+            self.ready_file.map(|path| ReadyFile::write(&path, &ready.address)).transpose()?;
+        ready_fd.map_or(Ok(()), |fd| fd.write(&ready.address))?;
+        out.print(describe(&ready), &ready)?;
+
+        // Fails only if the thread that sends is gone, and then we stop too.
+        let signal = end.recv().unwrap_or_default();
+        tracing::info!(signal, clients = server.sessions(), "stopping");
+        drop(ready_file);
+        server.stop();
+        Ok(Answer::Yes)
+    }
+
+    fn start(&self, key: Key) -> Result<Server, Failure> {
+        let mut builder = Server::builder(key.clone());
+        for bind in &self.bind {
+            builder = builder.bind(bind);
+        }
+        if let Some(port) = self.port {
+            builder = builder.bind(format!("[::]:{port}"));
+        }
+        if let Some(path) = &self.read_only_authkey_file {
+            let read_only = farcell::load_key(path)?;
+            if read_only == key {
+                return Err(Failure::Usage(format!(
+                    "the read-only key in {} is the full key; make another one: (umask 077; head -c 32 /dev/urandom > FILE)",
+                    path.display()
+                )));
+            }
+            builder = builder.read_only_key(read_only);
+        }
+        if let Some(cells) = self.capacity {
+            builder = builder.capacity(cells);
+        }
+        if let Some(workers) = self.workers {
+            builder = builder.workers(workers);
+        }
+        if let Some(lease) = self.lease {
+            builder = builder.lease(lease);
+        }
+        if let Some(spin) = self.spin_us {
+            builder = builder.spin(Duration::from_micros(spin.into()));
+        }
+        if let Some(most) = self.max_clients {
+            builder = builder.max_clients(most);
+        }
+        builder.start().map_err(|error| match error {
+            // It names an argument.
+            Error::BadSetting { what } => Failure::Usage(what),
+            Error::BadAddress { .. } => Failure::Usage(error.to_string()),
+            error => error.into(),
+        })
+    }
+}
+
+/// The key, its file, and whether it was made just now. A file that someone
+/// named must exist; the user's own is made.
+fn find_key(given: Option<PathBuf>) -> Result<(Key, PathBuf, bool), Failure> {
+    let from_env = || std::env::var_os("FARCELL_AUTHKEY_FILE").filter(|v| !v.is_empty());
+    match given.or_else(|| from_env().map(PathBuf::from)) {
+        Some(path) => Ok((farcell::load_key(&path)?, path, false)),
+        None => {
+            let path = farcell::default_key_path()?;
+            let (key, is_new) = farcell::load_or_create_key(&path)?;
+            Ok((key, path, is_new))
+        }
+    }
+}
+
+fn describe(ready: &Ready) -> String {
+    let mut text = String::new();
+    for addr in &ready.listening {
+        text.push_str(&format!("listening on {addr}\n"));
+    }
+    let made = if ready.authkey_is_new { " (new, made just now)" } else { "" };
+    text.push_str(&format!("key file {}{made}\n", ready.authkey_file.display()));
+    text.push_str(&format!("clients use --addr {0} or FARCELL_ADDR={0}\n", ready.address));
+    text
+}

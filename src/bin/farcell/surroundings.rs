@@ -1,0 +1,75 @@
+//! The environment: logging, and variables that nobody knows.
+
+use crate::failure::Failure;
+use crate::output::complain;
+use std::io;
+use tracing_subscriber::EnvFilter;
+
+const LOG: &str = "FARCELL_LOG";
+const KNOWN: [&str; 3] = ["FARCELL_ADDR", "FARCELL_AUTHKEY_FILE", LOG];
+
+/// Starts logging to stderr. `-v` beats `FARCELL_LOG`. Without either a server
+/// logs warnings; the other commands say what went wrong themselves, once.
+pub fn start_log(verbose: u8, is_server: bool) -> Result<(), Failure> {
+    let fallback = if is_server { "warn" } else { "off" };
+    let filter = match verbose {
+        0 => match std::env::var(LOG) {
+            Ok(filter) if !filter.is_empty() => EnvFilter::builder()
+                .parse(&filter)
+                .map_err(|e| Failure::Usage(format!("{LOG}={filter:?} is no filter: {e}; use error, warn, info, debug, trace or target=level")))?,
+            _ => EnvFilter::new(fallback),
+        },
+        1 => EnvFilter::new("info"),
+        2 => EnvFilter::new("debug"),
+        _ => EnvFilter::new("trace"),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
+        // When stderr is gone there is nobody to tell.
+        .log_internal_errors(false)
+        .try_init()
+        .map_err(|e| Failure::Other(format!("cannot start the log: {e}")))
+}
+
+/// A misspelt variable would silently mean the default.
+pub fn warn_of_unknown_variables() {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("FARCELL_") && !KNOWN.contains(&&*name) {
+            let likely = KNOWN.iter().min_by_key(|known| distance(known, &name)).unwrap_or(&LOG);
+            complain(&format!(
+                "warning: the environment variable {name} means nothing here; is {likely} meant?"
+            ));
+        }
+    }
+}
+
+/// Insertions, deletions and replacements between two words (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::distance;
+
+    #[test]
+    fn distances() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("abc", "abc"), 0);
+    }
+}

@@ -1,6 +1,8 @@
 //! What the integration tests share.
 #![allow(dead_code)] // Each test uses a part of it.
 
+#[cfg(feature = "cli")]
+pub mod process;
 pub mod proxy;
 
 use farcell::{Client, ClientBuilder, Key, Server, ServerBuilder};

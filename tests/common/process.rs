@@ -1,0 +1,92 @@
+//! A server in a process of its own, to be killed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+/// A `farcell serve`, and where it keeps its files.
+pub struct Process {
+    pub dir: tempfile::TempDir,
+    pub addr: String,
+    child: Child,
+    extra: Vec<String>,
+}
+
+impl Process {
+    /// Starts a server on a free port with these further arguments.
+    pub fn start(extra: &[&str]) -> Process {
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("key");
+        fs::write(&key, super::key().expose()).unwrap();
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+        let extra: Vec<String> = extra.iter().map(|s| (*s).to_owned()).collect();
+        let child = spawn(&dir, "127.0.0.1:0", &extra);
+        let mut process = Process { dir, addr: String::new(), child, extra };
+        process.addr = process.ready();
+        process
+    }
+
+    /// Starts it again, on the port that it had.
+    pub fn start_again(&mut self) {
+        fs::remove_file(self.ready_file()).unwrap();
+        self.child = spawn(&self.dir, &self.addr, &self.extra);
+        assert_eq!(self.ready(), self.addr);
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends a signal by its name, such as `TERM` or `STOP`.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for its end; the exit code.
+    pub fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    fn ready_file(&self) -> PathBuf {
+        self.dir.path().join("ready")
+    }
+
+    fn ready(&mut self) -> String {
+        let file = self.ready_file();
+        let mut addr = String::new();
+        super::eventually("the server is ready", || {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("the server ended: {status}");
+            }
+            addr = fs::read_to_string(&file).unwrap_or_default().trim().to_owned();
+            !addr.is_empty()
+        });
+        addr
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_farcell"))
+        .args(["serve", "--bind", bind, "--authkey-file"])
+        .arg(dir.path().join("key"))
+        .arg("--ready-file")
+        .arg(dir.path().join("ready"))
+        .args(extra)
+        .env("HOME", dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}

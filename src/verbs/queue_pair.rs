@@ -1,0 +1,722 @@
+//! Queue pairs: connected ends of a reliable channel.
+
+use std::fmt;
+use std::mem;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farcell_sys as sys;
+
+use super::completion::{Completion, CompletionQueue};
+use super::connect::{Connect, Endpoint};
+use super::domain::ProtectionDomain;
+use super::error::{Error, Place};
+use super::gid::Gid;
+use super::hint;
+use super::receive::{COUNT_BITS, Received, SharedReceiveQueue, Slots, serial};
+use super::region::{Access, Region};
+use super::work::{EMPTY, Request, WorkId};
+
+/// How many requests go to the device with one call.
+const CHUNK: usize = 16;
+
+/// How many idle regions a queue pair keeps hold of before it looks whether
+/// they are still needed.
+const IDLE_REGIONS: usize = 8;
+
+/// Where a queue pair's receives come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Receive<'a> {
+    /// Nothing is ever received (its peer READs, WRITEs and uses atomics, or
+    /// does nothing at all).
+    Nothing,
+    /// From a shared receive queue of the same domain.
+    Shared(&'a Arc<SharedReceiveQueue>),
+    /// From slots of its own, for devices without shared receive queues.
+    Own {
+        /// Where the completions go.
+        completions: &'a Arc<CompletionQueue>,
+        /// How many slots.
+        slots: u32,
+        /// The size of each.
+        bytes: u32,
+    },
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairConfig<'a> {
+    /// The port, counted from 1.
+    pub port: u8,
+    /// How many requests may be outstanding.
+    pub depth: u32,
+    /// The most bytes of a request that is copied as it is posted. A wish: see
+    /// [`QueuePair::max_inline`] for what the device granted.
+    pub inline_bytes: u32,
+    /// What the peer may do.
+    pub access: Access,
+    /// The number of the first packet, 24 bits. Should be random, so that late
+    /// packets of an older connection do not fit.
+    pub psn: u32,
+    /// Where the requests' completions go.
+    pub completions: &'a Arc<CompletionQueue>,
+    /// Where receives come from.
+    pub receive: Receive<'a>,
+}
+
+/// What a queue pair is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePairState {
+    /// Just made.
+    Reset,
+    /// Has a port, takes receives.
+    Init,
+    /// Ready to receive.
+    Receiving,
+    /// Ready to receive and send.
+    Sending,
+    /// Broken, or broken on purpose: everything is flushed.
+    Error,
+    /// Another state.
+    Other(u32),
+}
+
+struct Sender {
+    /// Requests posted so far.
+    posted: u64,
+    /// Requests known to be complete: all before this one.
+    retired: u64,
+    /// Requests posted since the last signalled one.
+    unsignalled: u32,
+    /// Regions in use, and the request that used each last.
+    regions: Vec<(Arc<Region>, u64)>,
+}
+
+struct Inner {
+    domain: Arc<ProtectionDomain>,
+    completions: Arc<CompletionQueue>,
+    receive_completions: Arc<CompletionQueue>,
+    shared: Option<Arc<SharedReceiveQueue>>,
+    slots: Option<Slots>,
+    raw: NonNull<sys::ibv_qp>,
+    number: u32,
+    psn: u32,
+    port: u8,
+    depth: u32,
+    max_inline: u32,
+    serial: u64,
+    sender: Mutex<Sender>,
+}
+
+// SAFETY: libibverbs locks what its objects share; its functions may be called
+// from any thread, verbs(7).
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// A queue pair that has a port and takes receives, but no peer yet.
+pub struct UnconnectedQueuePair(Inner);
+
+/// A connected queue pair.
+pub struct QueuePair(Inner);
+
+impl fmt::Debug for UnconnectedQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("UnconnectedQueuePair", f)
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("QueuePair", f)
+    }
+}
+
+impl UnconnectedQueuePair {
+    /// Makes a reliable-connected queue pair, gives it its port, and posts its
+    /// own receive slots if it has any. A few system calls. See
+    /// `ibv_create_qp(3)`, `ibv_modify_qp(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] past the device's depth or a completion queue's free
+    /// entries; [`Error::Mismatch`] for parts of another device or domain;
+    /// [`Error::Call`]: EINVAL, ENOMEM, EPERM, ENODEV; [`Error::Forked`].
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        config: &QueuePairConfig<'_>,
+    ) -> Result<Self, Error> {
+        let context = domain.context();
+        context.check()?;
+        let place = || context.place(Some(config.port));
+        let limit = context.attributes().max_queue_depth;
+        if config.depth == 0 || config.depth > limit {
+            return Err(Error::Limit {
+                what: "requests outstanding on a queue pair",
+                place: place(),
+                wanted: u64::from(config.depth),
+                limit: u64::from(limit),
+            });
+        }
+        let mismatch = |what| Error::Mismatch {
+            what,
+            place: place(),
+        };
+        let (receive_completions, shared, slots) = match config.receive {
+            Receive::Nothing => (config.completions, None, None),
+            Receive::Shared(queue) => {
+                if !Arc::ptr_eq(queue.domain(), domain) {
+                    return Err(mismatch(
+                        "a shared receive queue of another protection domain",
+                    ));
+                }
+                (queue.completions(), Some(queue), None)
+            }
+            Receive::Own {
+                completions,
+                slots,
+                bytes,
+            } => (completions, None, Some(Slots::new(domain, slots, bytes)?)),
+        };
+        if [config.completions, receive_completions]
+            .iter()
+            .any(|queue| !Arc::ptr_eq(queue.context(), context))
+        {
+            return Err(mismatch("a completion queue of another open device"));
+        }
+        let receives = slots.as_ref().map_or(0, Slots::count);
+        config.completions.reserve(config.depth)?;
+        let made = receive_completions.reserve(receives).and_then(|()| {
+            let mut attr = sys::ibv_qp_init_attr {
+                qp_context: ptr::null_mut(),
+                send_cq: config.completions.raw().as_ptr(),
+                recv_cq: receive_completions.raw().as_ptr(),
+                srq: shared.map_or(ptr::null_mut(), |queue| queue.raw().as_ptr()),
+                cap: sys::ibv_qp_cap {
+                    max_send_wr: config.depth,
+                    // Some providers refuse a queue of none.
+                    max_recv_wr: receives.max(u32::from(shared.is_none())),
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: config.inline_bytes,
+                },
+                qp_type: sys::IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            let library = context.library();
+            // SAFETY: the queue pair keeps all that it is made from alive.
+            let made = unsafe { library.create_qp(domain.raw(), &mut attr) };
+            let made = match made {
+                Err(error) if error.errno() == sys::libc::EINVAL && config.inline_bytes > 0 => {
+                    attr.cap.max_inline_data = 0;
+                    attr.cap.max_send_wr = config.depth;
+                    // SAFETY: as above.
+                    unsafe { library.create_qp(domain.raw(), &mut attr) }
+                }
+                made => made,
+            };
+            made.map(|raw| (raw, attr.cap.max_inline_data))
+                .map_err(|error| hint::explain(error, context, Some(config.port)))
+                .inspect_err(|_| receive_completions.release(receives))
+        });
+        let (raw, max_inline) = made.inspect_err(|_| config.completions.release(config.depth))?;
+        let queue = Self(Inner {
+            domain: Arc::clone(domain),
+            completions: Arc::clone(config.completions),
+            receive_completions: Arc::clone(receive_completions),
+            shared: shared.map(Arc::clone),
+            slots,
+            raw,
+            // SAFETY: made above.
+            number: unsafe { (*raw.as_ptr()).qp_num },
+            psn: config.psn & 0x00ff_ffff,
+            port: config.port,
+            depth: config.depth,
+            max_inline,
+            serial: serial(),
+            sender: Mutex::new(Sender {
+                posted: 0,
+                retired: 0,
+                unsignalled: 0,
+                regions: Vec::with_capacity(IDLE_REGIONS),
+            }),
+        });
+        queue.0.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_INIT,
+                port_num: config.port,
+                qp_access_flags: config.access.raw(),
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE
+                | sys::IBV_QP_PKEY_INDEX
+                | sys::IBV_QP_PORT
+                | sys::IBV_QP_ACCESS_FLAGS,
+        )?;
+        for slot in 0..receives {
+            queue.0.repost(slot)?;
+        }
+        Ok(queue)
+    }
+
+    /// What the peer must know to connect to it, with the GID that it shall
+    /// use. A system call.
+    ///
+    /// # Errors
+    /// Those of [`Context::port`](super::Context::port).
+    pub fn endpoint(&self, gid: Gid) -> Result<Endpoint, Error> {
+        Ok(Endpoint {
+            queue_pair: self.0.number,
+            psn: self.0.psn,
+            lid: self.0.domain.context().port(self.0.port)?.lid,
+            gid,
+        })
+    }
+
+    /// Connects it. System calls; on RoCE the kernel may look up the peer's
+    /// hardware address, which blocks for up to some seconds where it does not
+    /// answer. On failure the queue pair is gone: make another one for another
+    /// GID. See `ibv_modify_qp(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: EINVAL, ENETUNREACH, EHOSTUNREACH, ENODEV, ETIMEDOUT.
+    /// [`Error::Forked`].
+    pub fn connect(self, to: &Connect) -> Result<QueuePair, Error> {
+        let global = !to.peer.gid.is_zero();
+        self.0.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_RTR,
+                path_mtu: to.mtu.raw(),
+                dest_qp_num: to.peer.queue_pair,
+                rq_psn: to.peer.psn & 0x00ff_ffff,
+                max_dest_rd_atomic: to.responder_depth,
+                min_rnr_timer: to.receiver_delay,
+                ah_attr: sys::ibv_ah_attr {
+                    grh: sys::ibv_global_route {
+                        dgid: sys::ibv_gid { raw: to.peer.gid.0 },
+                        flow_label: 0,
+                        sgid_index: to.gid_index,
+                        hop_limit: to.hop_limit,
+                        traffic_class: to.traffic_class,
+                    },
+                    dlid: to.peer.lid,
+                    sl: to.service_level,
+                    is_global: u8::from(global),
+                    port_num: self.0.port,
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE
+                | sys::IBV_QP_AV
+                | sys::IBV_QP_PATH_MTU
+                | sys::IBV_QP_DEST_QPN
+                | sys::IBV_QP_RQ_PSN
+                | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+                | sys::IBV_QP_MIN_RNR_TIMER,
+        )?;
+        self.0.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_RTS,
+                sq_psn: self.0.psn,
+                timeout: to.ack_timeout.min(31),
+                retry_cnt: to.retries.min(7),
+                rnr_retry: to.receiver_retries.min(7),
+                max_rd_atomic: to.initiator_depth,
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE
+                | sys::IBV_QP_SQ_PSN
+                | sys::IBV_QP_TIMEOUT
+                | sys::IBV_QP_RETRY_CNT
+                | sys::IBV_QP_RNR_RETRY
+                | sys::IBV_QP_MAX_QP_RD_ATOMIC,
+        )?;
+        Ok(QueuePair(self.0))
+    }
+}
+
+impl QueuePair {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.number
+    }
+
+    /// The most bytes that [`Work::SendInline`](super::Work::SendInline) and
+    /// [`Work::WriteInline`](super::Work::WriteInline) take.
+    #[must_use]
+    pub fn max_inline(&self) -> u32 {
+        self.0.max_inline
+    }
+
+    /// How many requests may be outstanding.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.0.depth
+    }
+
+    /// How many requests are outstanding, by what was retired so far.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        let sender = self.0.sender();
+        u32::try_from(sender.posted - sender.retired).unwrap_or(u32::MAX)
+    }
+
+    /// Posts one request. Does not block. See `ibv_post_send(3)`.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]; [`Error::Mismatch`] for a region of another domain
+    /// or a request that no device could do; [`Error::Limit`] for too many
+    /// inline bytes; [`Error::Call`]: EINVAL, ENOMEM; [`Error::Unsupported`];
+    /// [`Error::Forked`]. The request was not posted then.
+    #[inline]
+    pub fn post(&self, request: Request<'_>) -> Result<WorkId, Error> {
+        let mut id = WorkId(0);
+        self.0.post::<1>(&[request], |posted| id = posted)?;
+        Ok(id)
+    }
+
+    /// Posts requests in order, several with one ring of the device's doorbell.
+    /// Does not block. `posted` gets the identity of each that was posted, also
+    /// where a later one failed.
+    ///
+    /// # Errors
+    /// Those of [`QueuePair::post`], for the first request that is not in
+    /// `posted`.
+    pub fn post_all(
+        &self,
+        requests: &[Request<'_>],
+        posted: &mut Vec<WorkId>,
+    ) -> Result<(), Error> {
+        for chunk in requests.chunks(CHUNK) {
+            self.0.post::<CHUNK>(chunk, |id| posted.push(id))?;
+        }
+        Ok(())
+    }
+
+    /// Notes that a request, and with it all that were posted before it, is
+    /// complete. Until then its region is kept alive and its place in the send
+    /// queue is taken. Does not block.
+    ///
+    /// # Errors
+    /// [`Error::Work`] if the request failed: this queue pair is broken then,
+    /// and what else is outstanding completes as flushed. [`Error::Mismatch`]
+    /// for a completion of another queue pair, or one that was here before.
+    pub fn retire(&self, completion: &Completion) -> Result<(), Error> {
+        self.0.retire(completion)
+    }
+
+    /// Lets go of the regions that no outstanding request uses. They are kept
+    /// for the next request otherwise, a few of them. May make system calls.
+    pub fn release_idle(&self) {
+        let mut sender = self.0.sender();
+        let idle = sender.take_idle();
+        drop(sender);
+        drop(idle);
+    }
+
+    /// What a receive completion of this queue pair brought, from its shared
+    /// receive queue or its own slots.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::received`].
+    pub fn received(&self, completion: &Completion) -> Result<Received, Error> {
+        match (&self.0.shared, &self.0.slots) {
+            (Some(shared), _) => shared.received(completion),
+            (None, Some(slots)) => slots.received(completion, self.0.domain.context()),
+            (None, None) => Err(self.0.no_receives()),
+        }
+    }
+
+    /// Copies the bytes of what was received.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::read`].
+    pub fn read(&self, received: &Received, into: &mut Vec<u8>) -> Result<(), Error> {
+        match (&self.0.shared, &self.0.slots) {
+            (Some(shared), _) => shared.read(received, into),
+            (None, Some(slots)) => slots.read(received, into),
+            (None, None) => Err(self.0.no_receives()),
+        }
+    }
+
+    /// Gives a slot back to the device.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::repost`].
+    pub fn repost(&self, slot: u32) -> Result<(), Error> {
+        match &self.0.shared {
+            Some(shared) => shared.repost(slot),
+            None => self.0.repost(slot),
+        }
+    }
+
+    /// What it is doing. A system call. See `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    /// [`Error::Call`]: ENOMEM, EINVAL. [`Error::Forked`].
+    pub fn state(&self) -> Result<QueuePairState, Error> {
+        let context = self.0.domain.context();
+        context.check()?;
+        // SAFETY: alive until drop.
+        let (attr, _) = unsafe { context.library().query_qp(self.0.raw, sys::IBV_QP_STATE) }
+            .map_err(|error| hint::explain(error, context, Some(self.0.port)))?;
+        Ok(match attr.qp_state {
+            sys::IBV_QPS_RESET => QueuePairState::Reset,
+            sys::IBV_QPS_INIT => QueuePairState::Init,
+            sys::IBV_QPS_RTR => QueuePairState::Receiving,
+            sys::IBV_QPS_RTS => QueuePairState::Sending,
+            sys::IBV_QPS_ERR => QueuePairState::Error,
+            other => QueuePairState::Other(other),
+        })
+    }
+
+    /// Breaks it on purpose: what is outstanding completes as flushed, and the
+    /// peer's next request fails. A system call.
+    ///
+    /// # Errors
+    /// [`Error::Call`], [`Error::Forked`].
+    pub fn shut(&self) -> Result<(), Error> {
+        self.0.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_ERR,
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE,
+        )
+    }
+}
+
+impl Sender {
+    fn take_idle(&mut self) -> Vec<(Arc<Region>, u64)> {
+        let retired = self.retired;
+        self.regions
+            .extract_if(.., |(_, last)| *last < retired)
+            .collect()
+    }
+}
+
+impl Inner {
+    fn describe(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("device", &self.domain.context().name())
+            .field("port", &self.port)
+            .field("number", &self.number)
+            .finish_non_exhaustive()
+    }
+
+    fn place(&self) -> Place {
+        self.domain.context().place(Some(self.port))
+    }
+
+    fn no_receives(&self) -> Error {
+        Error::Mismatch {
+            what: "a queue pair that was made without receives",
+            place: self.place(),
+        }
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Sender> {
+        // Nothing that runs under this lock panics half-way.
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn modify(&self, mut attr: sys::ibv_qp_attr, mask: u32) -> Result<(), Error> {
+        let context = self.domain.context();
+        context.check()?;
+        // SAFETY: alive until drop.
+        unsafe { context.library().modify_qp(self.raw, &mut attr, mask) }
+            .map_err(|error| hint::explain(error, context, Some(self.port)))
+    }
+
+    fn repost(&self, slot: u32) -> Result<(), Error> {
+        let context = self.domain.context();
+        let slots = self.slots.as_ref().ok_or_else(|| self.no_receives())?;
+        slots.post(slot, context, |request| {
+            let mut bad = ptr::null_mut();
+            // SAFETY: alive until drop; the slot's memory is the queue pair's
+            // own and outlives it.
+            unsafe { context.library().post_recv(self.raw, request, &mut bad) }
+        })
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), Error> {
+        let mismatch = |what| Error::Mismatch {
+            what,
+            place: self.place(),
+        };
+        if let Some((local, _)) = request.local() {
+            if !Arc::ptr_eq(local.region.domain(), &self.domain) {
+                return Err(mismatch("a region of another protection domain"));
+            }
+            if let Some(flaw) = request.flaw() {
+                return Err(mismatch(flaw));
+            }
+        }
+        match request.inline() {
+            Some(bytes) if bytes.len() > self.max_inline as usize => Err(Error::Limit {
+                what: "bytes of an inline request",
+                place: self.place(),
+                wanted: bytes.len() as u64,
+                limit: u64::from(self.max_inline),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts up to `N` requests with one call.
+    #[inline]
+    fn post<const N: usize>(
+        &self,
+        requests: &[Request<'_>],
+        mut posted: impl FnMut(WorkId),
+    ) -> Result<(), Error> {
+        let context = self.domain.context();
+        context.check()?;
+        let mut wrs = [EMPTY; N];
+        let mut entries = [sys::ibv_sge::default(); N];
+        let mut idle = Vec::new();
+        let mut sender = self.sender();
+        // The requests before the first that is flawed, or has no room, go.
+        let mut stopped = Ok(());
+        let mut count = 0;
+        let mut unsignalled = sender.unsignalled;
+        for (index, request) in requests.iter().take(N).enumerate() {
+            if let Err(error) = self.check(request) {
+                stopped = Err(error);
+                break;
+            }
+            let sequence = sender.posted + index as u64;
+            if sequence - sender.retired >= u64::from(self.depth) {
+                stopped = Err(Error::QueueFull {
+                    place: self.place(),
+                    depth: self.depth,
+                });
+                break;
+            }
+            request.fill(&mut wrs[index], &mut entries[index], self.id(sequence).0);
+            // Unsignalled requests hold their places until a signalled one
+            // after them completes: half the queue is the most that may wait.
+            unsignalled += 1;
+            if request.signalled || unsignalled >= self.depth.div_ceil(2) {
+                wrs[index].send_flags |= sys::IBV_SEND_SIGNALED;
+                unsignalled = 0;
+            }
+            count = index + 1;
+        }
+        if count == 0 {
+            return stopped;
+        }
+        let first = wrs.as_mut_ptr();
+        for index in 1..count {
+            // SAFETY: both are inside `wrs`, which outlives the call below.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
+        // The regions are held before the device can know of them.
+        for (index, request) in requests[..count].iter().enumerate() {
+            if let Some((local, _)) = request.local() {
+                let sequence = sender.posted + index as u64;
+                sender.hold(local.region, sequence, &mut idle);
+            }
+        }
+        let mut bad = ptr::null_mut();
+        // SAFETY: alive until drop. Each request points to its entry in
+        // `entries`; entries point into regions, held above, or into inline
+        // bytes, which the call copies.
+        let result = unsafe { context.library().post_send(self.raw, &mut *first, &mut bad) };
+        let accepted = match &result {
+            Ok(()) => count,
+            Err(error) if error.failure == sys::Failure::NullSlot => 0,
+            // Where the provider names none, the requests are in its queue and
+            // only the doorbell failed: they may be carried out.
+            Err(_) => (0..count)
+                .find(|&index| ptr::eq(bad, first.wrapping_add(index)))
+                .unwrap_or(if bad.is_null() { count } else { 0 }),
+        };
+        for index in 0..accepted {
+            posted(self.id(sender.posted + index as u64));
+        }
+        sender.posted += accepted as u64;
+        sender.unsignalled = if accepted == count {
+            unsignalled
+        } else {
+            // Which of them were signalled no longer matters: counting too many
+            // signals one early.
+            sender
+                .unsignalled
+                .saturating_add(u32::try_from(accepted).unwrap_or(u32::MAX))
+        };
+        drop(sender);
+        drop(idle);
+        result.map_err(|error| hint::explain(error, context, Some(self.port)))?;
+        stopped
+    }
+
+    fn id(&self, sequence: u64) -> WorkId {
+        WorkId(self.serial | (sequence & ((1 << COUNT_BITS) - 1)))
+    }
+
+    fn retire(&self, completion: &Completion) -> Result<(), Error> {
+        let count = (1 << COUNT_BITS) - 1;
+        let mismatch = || Error::Mismatch {
+            what: "a completion of another queue pair, or one that was retired before",
+            place: self.place(),
+        };
+        if completion.id() & !count != self.serial {
+            return Err(mismatch());
+        }
+        let mut sender = self.sender();
+        // The count wraps after 2^40 requests; far fewer are outstanding.
+        let ahead = (completion.id() & count).wrapping_sub(sender.retired) & count;
+        if ahead >= sender.posted - sender.retired {
+            return Err(mismatch());
+        }
+        sender.retired += ahead + 1;
+        drop(sender);
+        completion.result(self.domain.context(), Some(self.port))
+    }
+}
+
+impl Sender {
+    /// Keeps `region` alive until request `sequence` is retired.
+    #[inline]
+    fn hold(&mut self, region: &Arc<Region>, sequence: u64, idle: &mut Vec<(Arc<Region>, u64)>) {
+        if let Some((_, last)) = self
+            .regions
+            .iter_mut()
+            .find(|(held, _)| Arc::ptr_eq(held, region))
+        {
+            *last = sequence;
+            return;
+        }
+        if self.regions.len() >= IDLE_REGIONS {
+            // Dropped by the caller outside the lock: it may deregister.
+            idle.append(&mut self.take_idle());
+        }
+        self.regions.push((Arc::clone(region), sequence));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let library = self.domain.context().library();
+        let gone = self
+            .domain
+            .context()
+            // SAFETY: made in `new`, and nobody else knows it.
+            .destroy(|| unsafe { library.destroy_qp(self.raw) });
+        let sender = self
+            .sender
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if gone {
+            self.completions.release(self.depth);
+            self.receive_completions
+                .release(self.slots.as_ref().map_or(0, Slots::count));
+        } else {
+            // It may still be at work on them.
+            mem::forget(mem::take(&mut sender.regions));
+            mem::forget(self.slots.take());
+        }
+    }
+}

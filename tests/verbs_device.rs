@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farcell::verbs::{
-    Access, AsyncEvent, Atomicity, Completion, CompletionChannel, CompletionQueue, Error, Memory,
-    Notify, Pages, QueuePairState, Receive, Region, Request, SharedReceiveQueue, Work, WorkStatus,
+    Access, AsyncEvent, Atomicity, Completion, CompletionChannel, CompletionQueue, Connect, Error,
+    Memory, Notify, Pages, QueuePairState, Receive, Region, Request, SharedReceiveQueue, Work,
+    WorkStatus,
 };
 use verbs_support::{
     ALL, Half, PORT, Side, address, connect, device, next, pair, remote, unconnected,
@@ -362,23 +363,54 @@ fn no_increment_of_two_queue_pairs_is_lost() {
 }
 
 #[test]
-fn a_shut_queue_pair_flushes_and_its_peer_gives_up() {
+fn a_peer_that_is_gone_is_given_up_in_time() {
     let Some(context) = device() else { return };
-    let (client, server) = pair(&context, Half::new(&context), Half::new(&context));
-    let cells = Region::pages(&server.domain, 4096, ALL()).unwrap();
-    let local = scratch(&client);
-    let word = local.slice(0..8).unwrap();
-    client.run(Request::read(word, remote(&cells, 0))).unwrap();
-    server.queue.shut().unwrap();
-    assert_eq!(server.queue.state().unwrap(), QueuePairState::Error);
-    let start = Instant::now();
-    let given_up = status(client.run(Request::read(word, remote(&cells, 0))));
-    println!("{given_up} after {:?}", start.elapsed());
-    assert!(!given_up.was_refused() || given_up == WorkStatus::RemoteInvalid);
+    for shut in [true, false] {
+        let (client, server) = pair(&context, Half::new(&context), Half::new(&context));
+        let cells = Region::pages(&server.domain, 4096, ALL()).unwrap();
+        let from = remote(&cells, 0);
+        let local = scratch(&client);
+        let word = local.slice(0..8).unwrap();
+        client.run(Request::read(word, from)).unwrap();
+        let kept = if shut {
+            server.queue.shut().unwrap();
+            assert_eq!(server.queue.state().unwrap(), QueuePairState::Error);
+            Some(server)
+        } else {
+            None
+        };
+        let start = Instant::now();
+        let given_up = status(client.run(Request::read(word, from)));
+        println!("{given_up} after {:?}", start.elapsed());
+        assert_eq!(given_up, WorkStatus::RetryExceeded);
+        // Four times the second that `Connect::to` asks for is what a device
+        // may take, and an emulated machine is slow besides.
+        assert!(start.elapsed() < Duration::from_secs(6));
+        drop(kept);
+    }
     while let Some(event) = context.next_async_event().unwrap() {
         println!("event: {event:?}");
         assert!(!matches!(event, AsyncEvent::DeviceFatal));
     }
+}
+
+#[test]
+fn a_message_that_nobody_receives_is_given_up() {
+    let Some(context) = device() else { return };
+    let (left, right) = (Half::new(&context), Half::new(&context));
+    let (gid, index) = address(&context);
+    let (a, b) = (unconnected(&left, 1), unconnected(&right, 2));
+    let (to_a, to_b) = (a.endpoint(gid).unwrap(), b.endpoint(gid).unwrap());
+    let mut few = Connect::to(to_b, index);
+    few.receiver_retries = 2;
+    let client = Side {
+        queue: a.connect(&few).unwrap(),
+        domain: left.domain,
+        completions: left.completions,
+    };
+    let _server = b.connect(&Connect::to(to_a, index)).unwrap();
+    let failed = status(client.run(Request::doorbell(1)));
+    assert_eq!(failed, WorkStatus::ReceiverNotReady);
 }
 
 #[test]

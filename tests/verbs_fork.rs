@@ -8,6 +8,8 @@ mod verbs_support;
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use farcell_sys::libc;
+
 use farcell::verbs::{Access, Completion, Error, Region, Request};
 use verbs_support::{ALL, Half, device, pair, remote};
 

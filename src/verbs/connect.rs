@@ -98,7 +98,8 @@ pub struct Connect {
     /// How long to wait for an acknowledgement, as an exponent: 4.096 us * 2^n,
     /// at most 31; 0 is for ever. See [`ack_timeout`].
     pub ack_timeout: u8,
-    /// How often to ask again, at most 7.
+    /// How often to ask again, at most 7. Better at most 6: soft-RoCE asks for
+    /// ever with 7, and a request to a dead peer never completes.
     pub retries: u8,
     /// How often to ask again while the peer has no receive posted, at most 7;
     /// 7 is for ever.
@@ -115,11 +116,11 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// The usual settings: MTU 1024, depth 16, a dead peer noticed after about
-    /// a second.
+    /// The usual settings: MTU 1024, depth 16, 6 retries, a dead peer noticed
+    /// after about a second.
     #[must_use]
     pub fn to(peer: Endpoint, gid_index: u8) -> Self {
-        let retries = 7;
+        let retries = 6;
         Self {
             peer,
             gid_index,

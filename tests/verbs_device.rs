@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use farcell::verbs::{
     Access, AsyncEvent, Atomicity, Completion, CompletionChannel, CompletionQueue, Connect, Error,
-    Memory, Notify, Pages, QueuePairState, Receive, Region, Request, SharedReceiveQueue, Work,
-    WorkStatus,
+    LinkLayer, Memory, Notify, Pages, QueuePairState, Receive, Region, Request, SharedReceiveQueue,
+    Work, WorkStatus,
 };
 use verbs_support::{
     ALL, Half, PORT, Side, address, connect, device, next, pair, remote, unconnected,
@@ -36,6 +36,10 @@ fn a_device_tells_what_it_is() {
     assert!(attributes.ports >= 1 && attributes.max_queue_depth > 0);
     let port = context.port(PORT).unwrap();
     println!("port {PORT}: {port:?}");
+    assert_ne!(port.link_layer, LinkLayer::Unspecified);
+    if context.name().starts_with("rxe") {
+        assert_eq!(port.link_layer, LinkLayer::Ethernet);
+    }
     assert!(port.mtu.bytes() >= 256 && port.max_message > 0 && port.gids > 0);
     let gids = context.gids(PORT).unwrap();
     assert!(!gids.is_empty());
@@ -377,6 +381,7 @@ fn a_peer_that_is_gone_is_given_up_in_time() {
             assert_eq!(server.queue.state().unwrap(), QueuePairState::Error);
             Some(server)
         } else {
+            drop(server);
             None
         };
         let start = Instant::now();

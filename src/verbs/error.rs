@@ -6,7 +6,7 @@ use std::io;
 use farcell_sys as sys;
 
 use super::completion::WorkStatus;
-use super::device::PortState;
+use super::port::PortState;
 
 /// A failure of an RDMA device or of its use.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,16 @@ pub enum Error {
         errno: i32,
         /// The likely fix, where one is known.
         hint: Option<String>,
+    },
+
+    /// A post failed after its requests were in the device's queue: whether they
+    /// are carried out is not known. The queue pair should be given up.
+    #[error("ibv_post_send on {place}: {}: the requests may be carried out or not", io::Error::from_raw_os_error(*errno))]
+    Unclear {
+        /// Where.
+        place: Place,
+        /// The errno of the call.
+        errno: i32,
     },
 
     /// The device's provider, or this version of libibverbs, has no such call.
@@ -160,7 +170,9 @@ impl Error {
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Error::Call { errno, .. } | Error::Memlock { errno, .. } => Some(*errno),
+            Error::Call { errno, .. }
+            | Error::Memlock { errno, .. }
+            | Error::Unclear { errno, .. } => Some(*errno),
             Error::Unsupported { .. } => Some(sys::libc::EOPNOTSUPP),
             _ => None,
         }

@@ -371,7 +371,7 @@ unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    note("ibv_post_send");
+    let doorbell = note("ibv_post_send");
     let mut next = first;
     while !next.is_null() {
         // SAFETY: the caller's list.
@@ -398,7 +398,7 @@ unsafe extern "C" fn post_send(
         }
         next = wr.next;
     }
-    0
+    doorbell
 }
 
 unsafe extern "C" fn post_recv(

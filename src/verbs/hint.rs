@@ -135,6 +135,9 @@ fn hint(call: &str, errno: i32) -> Option<&'static str> {
             "the peer's GID has no route from this GID's network device, or that device is in \
              another network namespace: choose another GID"
         }
+        ("ibv_modify_qp", libc::ENODATA) => {
+            "this GID index is empty: the addresses of its network device have changed"
+        }
         ("ibv_modify_qp", libc::ETIMEDOUT) => {
             "the peer's hardware address was not found (ARP or neighbour discovery): is the \
              peer up, and in this GID's network?"

@@ -18,8 +18,7 @@ pub fn page_size() -> usize {
 /// # Safety
 /// From the first call on until the value is dropped:
 /// - `address()` and `len()` always answer the same, and name memory that is
-///   mapped readable, and writable if it is ever registered with an access
-///   that writes;
+///   mapped readable and writable;
 /// - the memory begins at a page boundary, and nothing else lives between its
 ///   end and the next page boundary;
 /// - no `&` or `&mut` to plain (non-atomic) data in it exists, since the

@@ -110,9 +110,11 @@ mod fake;
 mod gid;
 mod hint;
 mod memory;
+mod port;
 mod queue_pair;
 mod receive;
 mod region;
+mod send_queue;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -120,16 +122,14 @@ mod work;
 pub use channel::CompletionChannel;
 pub use completion::{Completion, CompletionQueue, Notify, WorkStatus};
 pub use connect::{Connect, Endpoint, Mtu, ack_timeout};
-pub use device::{
-    Atomicity, Attributes, Context, Device, DeviceList, LinkLayer, Port, PortState, Transport,
-    library,
-};
+pub use device::{Atomicity, Attributes, Context, Device, DeviceList, Transport, library};
 pub use domain::ProtectionDomain;
 pub use error::{Error, Place};
 pub use event::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
 pub use hint::{memlock_limit, pinned_bytes};
 pub use memory::{Memory, Pages, page_size};
+pub use port::{LinkLayer, Port, PortState};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairState, Receive, UnconnectedQueuePair};
 pub use receive::{Received, SharedReceiveQueue};
 pub use region::{Access, Local, Region};

@@ -158,6 +158,13 @@ impl<'list> Device<'list> {
         name.to_str().unwrap_or("?")
     }
 
+    /// The name of its file in /dev/infiniband.
+    fn file(&self) -> &'list str {
+        // SAFETY: as for its name.
+        let name = unsafe { CStr::from_ptr((&raw const (*self.raw.as_ptr()).dev_name).cast()) };
+        name.to_str().unwrap_or("?")
+    }
+
     /// How it talks.
     #[must_use]
     pub fn transport(&self) -> Transport {
@@ -180,7 +187,13 @@ impl<'list> Device<'list> {
         let name = self.name().to_owned();
         let fail = |error| hint::explain_at(error, Place::new(&name, None));
         // SAFETY: a device of a list that is not freed yet.
-        let raw = unsafe { library.open_device(self.raw) }.map_err(fail)?;
+        let raw = unsafe { library.open_device(self.raw) }.map_err(|error| {
+            hint::open_failed(
+                error,
+                &name,
+                &Path::new("/dev/infiniband").join(self.file()),
+            )
+        })?;
         // SAFETY: opened above; on failure it is closed again.
         let attr = match unsafe { library.query_device(raw) } {
             Ok(attr) => attr,

@@ -1,6 +1,7 @@
 //! From a failure to its likely cause: what the machine looks like.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use farcell_sys as sys;
@@ -98,16 +99,41 @@ pub(super) fn explain_at(error: sys::CallError, place: Place) -> Error {
     }
 }
 
+/// Why a device does not open. libibverbs says ENOENT also where the file is
+/// there and this user may not open it, so the file itself is asked.
+pub(super) fn open_failed(error: sys::CallError, device: &str, file: &Path) -> Error {
+    let named = file.display();
+    let hint = match fs::OpenOptions::new().read(true).write(true).open(file) {
+        Ok(_) => None,
+        Err(reason) => Some(match reason.kind() {
+            io::ErrorKind::NotFound => format!(
+                "there is no {named}: in a container, start it with --device=/dev/infiniband"
+            ),
+            io::ErrorKind::PermissionDenied => format!(
+                "no right to {named}: join the group that owns it (often rdma), or let the \
+                 container have the device"
+            ),
+            _ => format!("{named}: {reason}"),
+        }),
+    };
+    match explain_at(error, Place::new(device, None)) {
+        Error::Call {
+            call,
+            place,
+            errno,
+            hint: known,
+        } => Error::Call {
+            call,
+            place,
+            errno,
+            hint: hint.or(known),
+        },
+        other => other,
+    }
+}
+
 fn hint(call: &str, errno: i32) -> Option<&'static str> {
     Some(match (call, errno) {
-        ("ibv_open_device", libc::EACCES | libc::EPERM) => {
-            "no right to /dev/infiniband/uverbs*: join the group that owns it (often rdma), \
-             or let the container have the device"
-        }
-        ("ibv_open_device", libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-            "the device's file is not in /dev/infiniband: in a container, start it with \
-             --device=/dev/infiniband"
-        }
         ("ibv_reg_mr", libc::EFAULT) => {
             "the memory is not mapped as the access needs it, or it is a shared map of an \
              ordinary file, which the kernel does not pin: use tmpfs, a memfd or anonymous memory"
@@ -190,6 +216,26 @@ mod tests {
             "dev/infiniband/uverbs0",
         ]);
         assert!(no_device(provider.path()).contains("no provider"));
+    }
+
+    #[test]
+    fn a_device_file_that_does_not_open_is_named() {
+        let error = sys::CallError {
+            call: "ibv_open_device",
+            failure: sys::Failure::Errno(libc::ENOENT),
+        };
+        let dev = root(&["uverbs0"]);
+        let missing = open_failed(error, "mlx5_0", &dev.path().join("uverbs1")).to_string();
+        assert!(
+            missing.contains("there is no /") && missing.contains("uverbs1"),
+            "{missing}"
+        );
+        // A directory cannot be opened for writing, whoever asks.
+        let other = open_failed(error, "mlx5_0", &dev.path().join("uverbs0")).to_string();
+        assert!(
+            other.contains("uverbs0: ") && other.contains("directory"),
+            "{other}"
+        );
     }
 
     #[test]

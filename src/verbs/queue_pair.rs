@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use farcell_sys as sys;
@@ -193,6 +194,8 @@ impl UnconnectedQueuePair {
             depth: config.depth,
             max_inline,
             serial: serial(),
+            posted: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
             sender: Mutex::new(Sender::new()),
         });
         queue.0.modify(
@@ -313,11 +316,16 @@ impl QueuePair {
     /// How many requests are outstanding, by what was retired so far.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
-        let sender = self.0.sender();
-        u32::try_from(sender.posted - sender.retired).unwrap_or(u32::MAX)
+        // In this order: what is retired was posted before.
+        let retired = self.0.retired.load(Ordering::Acquire);
+        let posted = self.0.posted.load(Ordering::Acquire);
+        u32::try_from(posted.saturating_sub(retired)).unwrap_or(u32::MAX)
     }
 
     /// Posts one request. Does not block. See `ibv_post_send(3)`.
+    ///
+    /// Where another thread polls the completion queue, it may have the
+    /// request's completion before this returns.
     ///
     /// # Errors
     /// [`Error::QueueFull`]; [`Error::Mismatch`] for a region of another domain
@@ -358,7 +366,8 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Work`] if the request failed: this queue pair is broken then,
     /// and what else is outstanding completes as flushed. [`Error::Mismatch`]
-    /// for a completion of another queue pair, or one that was here before.
+    /// for a completion of another queue pair, also of one that is gone and had
+    /// the same number.
     pub fn retire(&self, completion: &Completion) -> Result<(), Error> {
         self.0.retire(completion)
     }
@@ -366,9 +375,9 @@ impl QueuePair {
     /// Lets go of the regions that no outstanding request uses. They are kept
     /// for the next request otherwise, a few of them. May make system calls.
     pub fn release_idle(&self) {
-        let mut sender = self.0.sender();
-        let idle = sender.take_idle();
-        drop(sender);
+        let retired = self.0.retired.load(Ordering::Acquire);
+        let idle = self.0.sender().take_idle(retired);
+        // Outside the lock: it may deregister.
         drop(idle);
     }
 

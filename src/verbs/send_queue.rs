@@ -9,6 +9,7 @@
 use std::fmt;
 use std::mem;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farcell_sys as sys;
@@ -30,10 +31,6 @@ const IDLE_REGIONS: usize = 8;
 
 /// What a queue pair has outstanding.
 pub(super) struct Sender {
-    /// Requests posted so far.
-    pub(super) posted: u64,
-    /// Requests known to be complete: all before this one.
-    pub(super) retired: u64,
     /// Requests posted since the last signalled one.
     pub(super) unsignalled: u32,
     /// Regions in use, and the request that used each last.
@@ -54,6 +51,14 @@ pub(super) struct Inner {
     pub(super) depth: u32,
     pub(super) max_inline: u32,
     pub(super) serial: u64,
+    /// Requests posted so far. Changed under the lock of `sender` only.
+    pub(super) posted: AtomicU64,
+    /// Requests known to be complete: all before this one. Grows only.
+    ///
+    /// Acquire and release between the one who retires and the one who posts:
+    /// the device's place is free, and a region idle, only after the completion
+    /// was taken.
+    pub(super) retired: AtomicU64,
     pub(super) sender: Mutex<Sender>,
 }
 
@@ -66,8 +71,6 @@ unsafe impl Sync for Inner {}
 impl Sender {
     pub(super) fn new() -> Self {
         Self {
-            posted: 0,
-            retired: 0,
             unsignalled: 0,
             regions: Vec::with_capacity(IDLE_REGIONS),
         }
@@ -155,6 +158,9 @@ impl Inner {
         let mut entries = [sys::ibv_sge::default(); N];
         let mut idle = Vec::new();
         let mut sender = self.sender();
+        // Relaxed: changed under the lock that is held here.
+        let next = self.posted.load(Ordering::Relaxed);
+        let retired = self.retired.load(Ordering::Acquire);
         // The requests before the first that is flawed, or has no room, go.
         let mut stopped = Ok(());
         let mut count = 0;
@@ -164,8 +170,8 @@ impl Inner {
                 stopped = Err(error);
                 break;
             }
-            let sequence = sender.posted + index as u64;
-            if sequence - sender.retired >= u64::from(self.depth) {
+            let sequence = next + index as u64;
+            if sequence - retired >= u64::from(self.depth) {
                 stopped = Err(Error::QueueFull {
                     place: self.place(),
                     depth: self.depth,
@@ -193,10 +199,12 @@ impl Inner {
         // The regions are held before the device can know of them.
         for (index, request) in requests[..count].iter().enumerate() {
             if let Some((local, _)) = request.local() {
-                let sequence = sender.posted + index as u64;
-                sender.hold(local.region, sequence, &mut idle);
+                sender.hold(local.region, next + index as u64, retired, &mut idle);
             }
         }
+        // Before the call: another thread may take a completion before it
+        // returns. Release: pairs with the load in `retire`.
+        self.posted.store(next + count as u64, Ordering::Release);
         let mut bad = ptr::null_mut();
         // SAFETY: alive until drop. Each request points to its entry in
         // `entries`; entries point into regions, held above, or into inline
@@ -217,9 +225,12 @@ impl Inner {
                 .unwrap_or(0),
         };
         for index in 0..accepted {
-            posted(self.id(sender.posted + index as u64));
+            posted(self.id(next + index as u64));
         }
-        sender.posted += accepted as u64;
+        if accepted < count {
+            // What the device refused never completes.
+            self.posted.store(next + accepted as u64, Ordering::Release);
+        }
         sender.unsignalled = if accepted == count {
             unsignalled
         } else {
@@ -250,28 +261,29 @@ impl Inner {
 
     pub(super) fn retire(&self, completion: &Completion) -> Result<(), Error> {
         let count = (1 << COUNT_BITS) - 1;
-        let mismatch = || Error::Mismatch {
-            what: "a completion of another queue pair, or one that was retired before",
-            place: self.place(),
-        };
         if completion.id() & !count != self.serial {
-            return Err(mismatch());
+            return Err(Error::Mismatch {
+                what: "a completion of another queue pair",
+                place: self.place(),
+            });
         }
-        let mut sender = self.sender();
+        let retired = self.retired.load(Ordering::Acquire);
+        let posted = self.posted.load(Ordering::Acquire);
         // The count wraps after 2^40 requests; far fewer are outstanding.
-        let ahead = (completion.id() & count).wrapping_sub(sender.retired) & count;
-        if ahead >= sender.posted - sender.retired {
-            return Err(mismatch());
+        let ahead = (completion.id() & count).wrapping_sub(retired) & count;
+        // Otherwise a later completion, which another thread took, stood for
+        // this one already.
+        if ahead < posted.saturating_sub(retired) {
+            // The greatest counts, should two threads retire at a time.
+            self.retired
+                .fetch_max(retired + ahead + 1, Ordering::AcqRel);
         }
-        sender.retired += ahead + 1;
-        drop(sender);
         completion.result(self.domain.context(), Some(self.port))
     }
 }
 
 impl Sender {
-    pub(super) fn take_idle(&mut self) -> Vec<(Arc<Region>, u64)> {
-        let retired = self.retired;
+    pub(super) fn take_idle(&mut self, retired: u64) -> Vec<(Arc<Region>, u64)> {
         self.regions
             .extract_if(.., |(_, last)| *last < retired)
             .collect()
@@ -279,7 +291,13 @@ impl Sender {
 
     /// Keeps `region` alive until request `sequence` is retired.
     #[inline]
-    fn hold(&mut self, region: &Arc<Region>, sequence: u64, idle: &mut Vec<(Arc<Region>, u64)>) {
+    fn hold(
+        &mut self,
+        region: &Arc<Region>,
+        sequence: u64,
+        retired: u64,
+        idle: &mut Vec<(Arc<Region>, u64)>,
+    ) {
         if let Some((_, last)) = self
             .regions
             .iter_mut()
@@ -290,7 +308,7 @@ impl Sender {
         }
         if self.regions.len() >= IDLE_REGIONS {
             // Dropped by the caller outside the lock: it may deregister.
-            idle.append(&mut self.take_idle());
+            idle.append(&mut self.take_idle(retired));
         }
         self.regions.push((Arc::clone(region), sequence));
     }

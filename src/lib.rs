@@ -1,5 +1,75 @@
-//! farcell
+//! Shared events and counters for programs on many machines.
+//!
+//! A [`Server`] holds one flat array of atomic 64-bit cells. Programs anywhere
+//! connect to it as a [`Client`] and share named arrays of events and counters
+//! in it: set, clear, test, take, wait; load, add, compare-and-swap. A waiting
+//! program sleeps, and a set that was cleared at once is never lost.
+//!
+//! ```
+//! use farcell::{Client, Key, Server};
+//!
+//! # fn main() -> Result<(), farcell::Error> {
+//! // In a program of its own, or inside of rank 0.
+//! let key = Key::new(*b"at least 16 bytes")?;
+//! let server = Server::builder(key.clone()).bind("127.0.0.1:0").start()?;
+//!
+//! // Anywhere.
+//! let client = Client::builder().addr(server.address()).key(key).connect()?;
+//! let events = client.events("write_events", 4, 4)?;
+//! let event = events.at(0, 1)?;
+//! event.set()?;
+//! assert!(event.is_set()?);
+//! event.wait()?;
+//! assert_eq!(events.column(1)?.snapshot()?, [true, false, false, false]);
+//!
+//! let rounds = client.counters("rounds", 1, 4)?;
+//! assert_eq!(rounds.at(0, 2)?.fetch_add(1)?, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The way of one `set`
+//!
+//! [`Event::set`] → `client::array` (row and column become a place) →
+//! `transport::Transport::execute` → `transport::tcp::link` (a frame of
+//! `wire`, written to the socket) → `server::worker` (read from the socket) →
+//! `engine::request` (checked) → `engine::actor::execute` (compare-and-swap on
+//! the cell of the `segment`) → back as the word before the change. If that
+//! word has its waiting bit set, `engine::parking` wakes who waits.
 
+#[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
+compile_error!("farcell runs on 64-bit little-endian Linux");
+
+mod addr;
+mod auth;
+mod catalog;
+mod cell;
+mod client;
+mod engine;
+mod error;
+mod keyfile;
+mod layout;
+mod segment;
+mod server;
+mod transport;
 // Not part of the public face: open to this workspace's own tests and benches.
 #[doc(hidden)]
 pub mod verbs;
+mod wire;
+
+pub use addr::DEFAULT_PORT;
+pub use auth::{Access, Domain, Key, KeyError};
+pub use catalog::{Form, Kind, NameError};
+pub use cell::Comparison;
+pub use client::{
+    ArrayInfo, Batch, Cell, Client, ClientBuilder, Counter, CounterArray, Counters, Event,
+    EventArray, Events, Outcome, ServerInfo, Woken,
+};
+pub use error::{Error, Result};
+pub use keyfile::{
+    default_path as default_key_path, load as load_key, load_or_create as load_or_create_key,
+    path_from_env as key_path_from_env,
+};
+pub use layout::Shape;
+pub use server::{Server, ServerBuilder};
+pub use transport::tcp::Canceller;

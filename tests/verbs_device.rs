@@ -44,19 +44,11 @@ fn a_device_tells_what_it_is() {
     let gids = context.gids(PORT).unwrap();
     assert!(!gids.is_empty());
     for entry in &gids {
-        println!(
-            "GID {}: {} {:?} on {:?}",
-            entry.index, entry.gid, entry.kind, entry.netdev
-        );
+        println!("GID {}: {} {:?} on {:?}", entry.index, entry.gid, entry.kind, entry.netdev);
         assert_ne!(entry.netdev_here, Some(false));
     }
     let error = context.port(attributes.ports + 1).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains(&format!("port {}", attributes.ports + 1)),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&format!("port {}", attributes.ports + 1)), "{error}");
 }
 
 #[test]
@@ -69,52 +61,28 @@ fn read_write_and_atomics_between_two_queue_pairs() {
     let answer = || local.words()[0].load(Relaxed);
 
     cells.words()[3].store(0x0123_4567_89ab_cdef, Relaxed);
-    client
-        .run(Request::read(word(), remote(&cells, 3)))
-        .unwrap();
+    client.run(Request::read(word(), remote(&cells, 3))).unwrap();
     assert_eq!(answer(), 0x0123_4567_89ab_cdef);
 
     let pattern: Vec<u8> = (0..=255).cycle().take(2048).collect();
     local.write(1024, &pattern).unwrap();
     let from = local.slice(1024..3072).unwrap();
-    client
-        .run(
-            Work::Write {
-                from,
-                to: remote(&cells, 64),
-            }
-            .into(),
-        )
-        .unwrap();
+    client.run(Work::Write { from, to: remote(&cells, 64) }.into()).unwrap();
     let mut seen = vec![0; 2048];
     cells.read(512, &mut seen).unwrap();
     assert_eq!(seen, pattern);
 
     let bytes = 77u64.to_le_bytes();
-    client
-        .run(
-            Work::WriteInline {
-                bytes: &bytes,
-                to: remote(&cells, 4),
-            }
-            .into(),
-        )
-        .unwrap();
+    client.run(Work::WriteInline { bytes: &bytes, to: remote(&cells, 4) }.into()).unwrap();
     assert_eq!(cells.words()[4].load(Relaxed), 77);
 
     let cell = remote(&cells, 5);
     cells.words()[5].store(10, Relaxed);
-    client
-        .run(Request::compare_swap(word(), cell, 10, 20))
-        .unwrap();
+    client.run(Request::compare_swap(word(), cell, 10, 20)).unwrap();
     assert_eq!((answer(), cells.words()[5].load(Relaxed)), (10, 20));
-    client
-        .run(Request::compare_swap(word(), cell, 10, 30))
-        .unwrap();
+    client.run(Request::compare_swap(word(), cell, 10, 30)).unwrap();
     assert_eq!((answer(), cells.words()[5].load(Relaxed)), (20, 20));
-    client
-        .run(Request::fetch_add(word(), cell, u64::MAX))
-        .unwrap();
+    client.run(Request::fetch_add(word(), cell, u64::MAX)).unwrap();
     assert_eq!((answer(), cells.words()[5].load(Relaxed)), (20, 19));
     assert_eq!(client.queue.outstanding(), 0);
 }
@@ -153,9 +121,7 @@ fn another_domains_key_is_refused() {
     assert_eq!(foreign.words()[0].load(Relaxed), 1);
     let local = scratch(&client);
     let word = local.slice(0..8).unwrap();
-    client
-        .run(Request::fetch_add(word, remote(&own, 0), 1))
-        .unwrap();
+    client.run(Request::fetch_add(word, remote(&own, 0), 1)).unwrap();
     let refused = status(client.run(Request::fetch_add(word, remote(&foreign, 0), 1)));
     assert_eq!(refused, WorkStatus::RemoteAccess);
     assert!(refused.was_refused());
@@ -177,11 +143,7 @@ fn a_read_only_key_reads_and_nothing_more() {
         client.run(Request::read(word, remote(&cells, 0))).unwrap();
         assert_eq!(local.words()[0].load(Relaxed), 9);
         let change = if write {
-            Work::Write {
-                from: word,
-                to: remote(&cells, 0),
-            }
-            .into()
+            Work::Write { from: word, to: remote(&cells, 0) }.into()
         } else {
             Request::compare_swap(word, remote(&cells, 0), 9, 10)
         };
@@ -200,30 +162,21 @@ fn a_region_that_is_gone_is_refused() {
     let word = local.slice(0..8).unwrap();
     client.run(Request::read(word, place)).unwrap();
     drop(cells);
-    assert_eq!(
-        status(client.run(Request::read(word, place))),
-        WorkStatus::RemoteAccess
-    );
+    assert_eq!(status(client.run(Request::read(word, place))), WorkStatus::RemoteAccess);
 }
 
 #[test]
 fn a_doorbell_raises_the_channel() {
     let Some(context) = device() else { return };
     if context.attributes().max_shared_receive_queues == 0 {
-        println!(
-            "NOT TESTED: {} has no shared receive queues",
-            context.name()
-        );
+        println!("NOT TESTED: {} has no shared receive queues", context.name());
         return;
     }
     let channel = CompletionChannel::new(&context).unwrap();
     let rings = CompletionQueue::new(&context, 64, Some((&channel, 42))).unwrap();
     let right = Half::new(&context);
     let shared = SharedReceiveQueue::new(&right.domain, &rings, 16, 0).unwrap();
-    let right = Half {
-        receive: Receive::Shared(&shared),
-        ..right
-    };
+    let right = Half { receive: Receive::Shared(&shared), ..right };
     let (client, server) = pair(&context, Half::new(&context), right);
 
     rings.arm(Notify::Solicited).unwrap();
@@ -259,19 +212,8 @@ fn messages_come_into_slots() {
     let Some(context) = device() else { return };
     let receives = CompletionQueue::new(&context, 64, None).unwrap();
     let right = Half::new(&context);
-    let own = Receive::Own {
-        completions: &receives,
-        slots: 4,
-        bytes: 256,
-    };
-    let (client, server) = pair(
-        &context,
-        Half::new(&context),
-        Half {
-            receive: own,
-            ..right
-        },
-    );
+    let own = Receive::Own { completions: &receives, slots: 4, bytes: 256 };
+    let (client, server) = pair(&context, Half::new(&context), Half { receive: own, ..right });
     let local = scratch(&client);
     let mut bytes = Vec::new();
     for turn in 0..20u8 {
@@ -279,15 +221,9 @@ fn messages_come_into_slots() {
         local.write(0, &text).unwrap();
         let immediate = (turn % 2 == 0).then_some(u32::from(turn));
         let work = if turn % 3 == 0 {
-            Work::SendInline {
-                bytes: &text[..32],
-                immediate,
-            }
+            Work::SendInline { bytes: &text[..32], immediate }
         } else {
-            Work::Send {
-                from: local.slice(0..200).unwrap(),
-                immediate,
-            }
+            Work::Send { from: local.slice(0..200).unwrap(), immediate }
         };
         client.run(work.into()).unwrap();
         let received = server.queue.received(&next(&receives)).unwrap();
@@ -314,20 +250,13 @@ fn a_full_batch_and_unsignalled_requests() {
             .map(|index| {
                 let into = local.slice(8 * index..8 * index + 8).unwrap();
                 let request = Request::read(into, remote(&cells, ((index + round) % 512) as u64));
-                if index + 1 < depth {
-                    request.unsignalled()
-                } else {
-                    request
-                }
+                if index + 1 < depth { request.unsignalled() } else { request }
             })
             .collect();
         let mut posted = Vec::new();
         client.queue.post_all(&requests, &mut posted).unwrap();
         assert_eq!(posted.len(), depth);
-        assert!(matches!(
-            client.queue.post(requests[0]),
-            Err(Error::QueueFull { .. })
-        ));
+        assert!(matches!(client.queue.post(requests[0]), Err(Error::QueueFull { .. })));
         while client.queue.outstanding() > 0 {
             client.queue.retire(&next(&client.completions)).unwrap();
         }
@@ -357,8 +286,7 @@ fn no_increment_of_two_queue_pairs_is_lost() {
                 let local = scratch(side);
                 for _ in 0..each {
                     let word = local.slice(0..8).unwrap();
-                    side.run(Request::fetch_add(word, remote(region, 7), 1))
-                        .unwrap();
+                    side.run(Request::fetch_add(word, remote(region, 7), 1)).unwrap();
                 }
             });
         }

@@ -28,12 +28,7 @@ fn a_child_reopens_and_the_parent_goes_on() {
     if child == 0 {
         let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
         let refuses = forked(client.queue.post(add()).map(drop))
-            && forked(
-                client
-                    .completions
-                    .poll(&mut [Completion::default()])
-                    .map(drop),
-            );
+            && forked(client.completions.poll(&mut [Completion::default()]).map(drop));
         drop((local, cells, client, server, context));
         let opened = device().is_some_and(|context| {
             let (client, server) = pair(&context, Half::new(&context), Half::new(&context));

@@ -15,14 +15,8 @@ fn the_program_is_not_linked_to_libibverbs() {
     // The name that is loaded at run time is followed by other text or by the
     // zero of a C string, so the section headers have to tell.
     let needed = needed(&bytes);
-    assert!(
-        needed.iter().any(|name| name.starts_with("libc.so")),
-        "{needed:?}"
-    );
-    assert!(
-        !needed.iter().any(|name| name.contains("ibverbs")),
-        "{needed:?}"
-    );
+    assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
+    assert!(!needed.iter().any(|name| name.contains("ibverbs")), "{needed:?}");
 }
 
 /// The DT_NEEDED names of a 64-bit little-endian ELF file, see elf(5).
@@ -45,12 +39,7 @@ fn needed(file: &[u8]) -> Vec<String> {
     let dynamic = segments.iter().find(|&&segment| number(segment, 4) == 2);
     let dynamic = number(*dynamic.expect("a dynamic program") + 8, 8);
     let entries: Vec<_> = (0..)
-        .map(|index| {
-            (
-                number(dynamic + 16 * index, 8),
-                number(dynamic + 16 * index + 8, 8),
-            )
-        })
+        .map(|index| (number(dynamic + 16 * index, 8), number(dynamic + 16 * index + 8, 8)))
         .take_while(|&(tag, _)| tag != 0)
         .collect();
     let strings = entries.iter().find(|&&(tag, _)| tag == 5).unwrap().1;
@@ -87,10 +76,7 @@ fn a_machine_without_the_library_is_told_so() {
     if std::env::var_os(ROLE).is_some() {
         let error = verbs::library().unwrap_err();
         assert!(matches!(error, Error::Library(_)), "{error}");
-        assert!(
-            error.to_string().starts_with("no libibverbs.so.1"),
-            "{error}"
-        );
+        assert!(error.to_string().starts_with("no libibverbs.so.1"), "{error}");
         return;
     }
     // A mount namespace of its own in which the library's file is covered by

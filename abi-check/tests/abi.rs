@@ -40,13 +40,7 @@ fn field_size<T, F>(_: impl Fn(&T) -> *const F) -> usize {
 }
 
 same!(ibv_gid { raw });
-same!(ibv_gid_entry {
-    gid,
-    gid_index,
-    port_num,
-    gid_type,
-    ndev_ifindex
-});
+same!(ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex });
 same!(ibv_device_attr {
     fw_ver,
     node_guid,
@@ -114,15 +108,7 @@ same!(ibv_port_attr {
     port_cap_flags2,
 });
 same!(_ibv_device_ops { _dummy1, _dummy2 });
-same!(ibv_device {
-    _ops,
-    node_type,
-    transport_type,
-    name,
-    dev_name,
-    dev_path,
-    ibdev_path,
-});
+same!(ibv_device { _ops, node_type, transport_type, name, dev_name, dev_path, ibdev_path });
 same!(ibv_context_ops {
     _compat_query_device,
     _compat_query_port,
@@ -157,30 +143,10 @@ same!(ibv_context_ops {
     _compat_detach_mcast,
     _compat_async_event,
 });
-same!(ibv_context {
-    device,
-    ops,
-    cmd_fd,
-    async_fd,
-    num_comp_vectors,
-    mutex,
-    abi_compat,
-});
+same!(ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat });
 same!(ibv_pd { context, handle });
-same!(ibv_mr {
-    context,
-    pd,
-    addr,
-    length,
-    handle,
-    lkey,
-    rkey
-});
-same!(ibv_comp_channel {
-    context,
-    fd,
-    refcnt
-});
+same!(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
+same!(ibv_comp_channel { context, fd, refcnt });
 same!(ibv_cq {
     context,
     channel,
@@ -192,20 +158,8 @@ same!(ibv_cq {
     comp_events_completed,
     async_events_completed,
 });
-same!(ibv_srq {
-    context,
-    srq_context,
-    pd,
-    handle,
-    mutex,
-    cond,
-    events_completed
-});
-same!(ibv_srq_attr {
-    max_wr,
-    max_sge,
-    srq_limit
-});
+same!(ibv_srq { context, srq_context, pd, handle, mutex, cond, events_completed });
+same!(ibv_srq_attr { max_wr, max_sge, srq_limit });
 same!(ibv_srq_init_attr { srq_context, attr });
 same!(ibv_qp {
     context,
@@ -222,38 +176,10 @@ same!(ibv_qp {
     cond,
     events_completed,
 });
-same!(ibv_qp_cap {
-    max_send_wr,
-    max_recv_wr,
-    max_send_sge,
-    max_recv_sge,
-    max_inline_data
-});
-same!(ibv_qp_init_attr {
-    qp_context,
-    send_cq,
-    recv_cq,
-    srq,
-    cap,
-    qp_type,
-    sq_sig_all
-});
-same!(ibv_global_route {
-    dgid,
-    flow_label,
-    sgid_index,
-    hop_limit,
-    traffic_class
-});
-same!(ibv_ah_attr {
-    grh,
-    dlid,
-    sl,
-    src_path_bits,
-    static_rate,
-    is_global,
-    port_num
-});
+same!(ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data });
+same!(ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all });
+same!(ibv_global_route { dgid, flow_label, sgid_index, hop_limit, traffic_class });
+same!(ibv_ah_attr { grh, dlid, sl, src_path_bits, static_rate, is_global, port_num });
 same!(ibv_qp_attr {
     qp_state,
     cur_qp_state,
@@ -290,41 +216,24 @@ same!(ibv_send_wr {
     xrc_remote_srqn => qp_type,
     unused => bind_mw_tso_union,
 });
-same!(ibv_recv_wr {
-    wr_id,
-    next,
-    sg_list,
-    num_sge
-});
+same!(ibv_recv_wr { wr_id, next, sg_list, num_sge });
 same!(ibv_wc {
     wr_id, status, opcode, vendor_err, byte_len,
     imm_data => imm_data_invalidated_rkey_union,
     qp_num, src_qp, wc_flags, pkey_index, slid, sl, dlid_path_bits,
 });
-same!(ibv_async_event {
-    element,
-    event_type
-});
+same!(ibv_async_event { element, event_type });
 
 #[test]
 fn the_unions_of_a_send_request() {
     assert_eq!(size_of::<ours::ibv_send_wr_wr>(), size_of::<theirs::wr_t>());
-    assert_eq!(
-        size_of::<ours::ibv_send_wr_rdma>(),
-        size_of::<theirs::rdma_t>()
-    );
+    assert_eq!(size_of::<ours::ibv_send_wr_rdma>(), size_of::<theirs::rdma_t>());
     assert_eq!(
         offset_of!(ours::ibv_send_wr_rdma, remote_addr),
         offset_of!(theirs::rdma_t, remote_addr)
     );
-    assert_eq!(
-        offset_of!(ours::ibv_send_wr_rdma, rkey),
-        offset_of!(theirs::rdma_t, rkey)
-    );
-    assert_eq!(
-        size_of::<ours::ibv_send_wr_atomic>(),
-        size_of::<theirs::atomic_t>()
-    );
+    assert_eq!(offset_of!(ours::ibv_send_wr_rdma, rkey), offset_of!(theirs::rdma_t, rkey));
+    assert_eq!(size_of::<ours::ibv_send_wr_atomic>(), size_of::<theirs::atomic_t>());
     assert_eq!(
         offset_of!(ours::ibv_send_wr_atomic, remote_addr),
         offset_of!(theirs::atomic_t, remote_addr)
@@ -333,14 +242,8 @@ fn the_unions_of_a_send_request() {
         offset_of!(ours::ibv_send_wr_atomic, compare_add),
         offset_of!(theirs::atomic_t, compare_add)
     );
-    assert_eq!(
-        offset_of!(ours::ibv_send_wr_atomic, swap),
-        offset_of!(theirs::atomic_t, swap)
-    );
-    assert_eq!(
-        offset_of!(ours::ibv_send_wr_atomic, rkey),
-        offset_of!(theirs::atomic_t, rkey)
-    );
+    assert_eq!(offset_of!(ours::ibv_send_wr_atomic, swap), offset_of!(theirs::atomic_t, swap));
+    assert_eq!(offset_of!(ours::ibv_send_wr_atomic, rkey), offset_of!(theirs::atomic_t, rkey));
 }
 
 #[test]

@@ -45,10 +45,7 @@ impl CompletionChannel {
         // SAFETY: open until drop; the channel keeps it open.
         let raw = unsafe { context.library().create_comp_channel(context.raw()) }
             .map_err(|error| hint::explain(error, context, None))?;
-        let channel = Self {
-            context: Arc::clone(context),
-            raw,
-        };
+        let channel = Self { context: Arc::clone(context), raw };
         rustix::io::ioctl_fionbio(channel.as_fd(), true)
             .map_err(|error| Error::system("ioctl", context.place(None), &error.into()))?;
         Ok(Arc::new(channel))
@@ -102,11 +99,7 @@ impl CompletionChannel {
             match poll(&mut [PollFd::new(self, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    return Err(Error::system(
-                        "poll",
-                        self.context.place(None),
-                        &error.into(),
-                    ));
+                    return Err(Error::system("poll", self.context.place(None), &error.into()));
                 }
             }
         }

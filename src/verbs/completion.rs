@@ -130,12 +130,8 @@ impl CompletionQueue {
     pub fn arm(&self, notify: Notify) -> Result<(), Error> {
         self.context.check()?;
         // SAFETY: alive until drop.
-        unsafe {
-            self.context
-                .library()
-                .req_notify_cq(self.raw, notify == Notify::Solicited)
-        }
-        .map_err(|error| hint::explain(error, &self.context, None))
+        unsafe { self.context.library().req_notify_cq(self.raw, notify == Notify::Solicited) }
+            .map_err(|error| hint::explain(error, &self.context, None))
     }
 
     /// The channel that it raises.
@@ -161,9 +157,7 @@ impl CompletionQueue {
         // Relaxed: a count, which orders no other memory.
         self.reserved
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |reserved| {
-                reserved
-                    .checked_add(entries)
-                    .filter(|&sum| sum <= self.entries)
+                reserved.checked_add(entries).filter(|&sum| sum <= self.entries)
             })
             .map(drop)
             .map_err(|reserved| Error::Limit {

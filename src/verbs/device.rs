@@ -71,20 +71,12 @@ impl DeviceList {
                 return Err(hint::explain_at(error, Place::new("list", None)));
             }
             Err(_) => {
-                return Err(Error::NoDevice {
-                    reason: hint::no_device(Path::new("/")),
-                });
+                return Err(Error::NoDevice { reason: hint::no_device(Path::new("/")) });
             }
         };
-        let list = Self {
-            library,
-            list,
-            count,
-        };
+        let list = Self { library, list, count };
         if count == 0 {
-            return Err(Error::NoDevice {
-                reason: hint::no_device(Path::new("/")),
-            });
+            return Err(Error::NoDevice { reason: hint::no_device(Path::new("/")) });
         }
         Ok(list)
     }
@@ -104,12 +96,10 @@ impl DeviceList {
     /// # Errors
     /// [`Error::NoSuchDevice`] with the names there are.
     pub fn find(&self, name: &str) -> Result<Device<'_>, Error> {
-        self.iter()
-            .find(|device| device.name() == name)
-            .ok_or_else(|| Error::NoSuchDevice {
-                wanted: name.to_owned(),
-                present: self.iter().map(|device| device.name().to_owned()).collect(),
-            })
+        self.iter().find(|device| device.name() == name).ok_or_else(|| Error::NoSuchDevice {
+            wanted: name.to_owned(),
+            present: self.iter().map(|device| device.name().to_owned()).collect(),
+        })
     }
 }
 
@@ -188,11 +178,7 @@ impl<'list> Device<'list> {
         let fail = |error| hint::explain_at(error, Place::new(&name, None));
         // SAFETY: a device of a list that is not freed yet.
         let raw = unsafe { library.open_device(self.raw) }.map_err(|error| {
-            hint::open_failed(
-                error,
-                &name,
-                &Path::new("/dev/infiniband").join(self.file()),
-            )
+            hint::open_failed(error, &name, &Path::new("/dev/infiniband").join(self.file()))
         })?;
         // SAFETY: opened above; on failure it is closed again.
         let attr = match unsafe { library.query_device(raw) } {
@@ -302,9 +288,7 @@ unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Context")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("Context").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -350,13 +334,7 @@ impl Context {
     /// Refuses in a forked child.
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.is_ours() {
-            Ok(())
-        } else {
-            Err(Error::Forked {
-                device: self.name.clone(),
-            })
-        }
+        if self.is_ours() { Ok(()) } else { Err(Error::Forked { device: self.name.clone() }) }
     }
 
     /// For a `Drop`: carries out `destroy`, unless this is a forked child, and
@@ -368,10 +346,7 @@ impl Context {
         match destroy() {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(
-                    device = self.name,
-                    "{error}: left to the end of the process"
-                );
+                tracing::warn!(device = self.name, "{error}: left to the end of the process");
                 false
             }
         }

@@ -42,10 +42,7 @@ impl ProtectionDomain {
         // SAFETY: open until drop; the domain keeps it open.
         let raw = unsafe { context.library().alloc_pd(context.raw()) }
             .map_err(|error| hint::explain(error, context, None))?;
-        Ok(Arc::new(Self {
-            context: Arc::clone(context),
-            raw,
-        }))
+        Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
     /// The device it is of.
@@ -63,7 +60,6 @@ impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         let library = self.context.library();
         // SAFETY: whatever was made from it held an Arc to it and is gone.
-        self.context
-            .destroy(|| unsafe { library.dealloc_pd(self.raw) });
+        self.context.destroy(|| unsafe { library.dealloc_pd(self.raw) });
     }
 }

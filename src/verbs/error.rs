@@ -200,10 +200,7 @@ pub struct Place {
 
 impl Place {
     pub(super) fn new(device: &str, port: Option<u8>) -> Self {
-        Self {
-            device: device.to_owned(),
-            port,
-        }
+        Self { device: device.to_owned(), port }
     }
 }
 
@@ -244,16 +241,11 @@ struct Bytes(u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        #[allow(
-            clippy::cast_precision_loss,
-            reason = "three digits are shown, 53 bits are kept"
-        )]
+        #[allow(clippy::cast_precision_loss, reason = "three digits are shown, 53 bits are kept")]
         let size = self.0 as f64;
-        for (unit, scale) in [
-            ("GiB", 1024.0 * 1024.0 * 1024.0),
-            ("MiB", 1024.0 * 1024.0),
-            ("KiB", 1024.0),
-        ] {
+        for (unit, scale) in
+            [("GiB", 1024.0 * 1024.0 * 1024.0), ("MiB", 1024.0 * 1024.0), ("KiB", 1024.0)]
+        {
             if size >= scale {
                 let tenths = (size / scale * 10.0).round() / 10.0;
                 return write!(f, "{tenths} {unit}");
@@ -285,16 +277,9 @@ mod tests {
 
     #[test]
     fn a_port_that_is_down_is_named() {
-        let error = Error::PortNotActive {
-            place: Place::new("mlx5_0", Some(1)),
-            state: PortState::Down,
-        };
-        assert!(
-            error
-                .to_string()
-                .starts_with("device mlx5_0 port 1 is DOWN"),
-            "{error}"
-        );
+        let error =
+            Error::PortNotActive { place: Place::new("mlx5_0", Some(1)), state: PortState::Down };
+        assert!(error.to_string().starts_with("device mlx5_0 port 1 is DOWN"), "{error}");
     }
 
     #[test]

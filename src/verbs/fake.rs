@@ -121,11 +121,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
             *to = from.cast_signed();
         }
     });
-    let list = if none {
-        vec![ptr::null_mut()]
-    } else {
-        vec![device, ptr::null_mut()]
-    };
+    let list = if none { vec![ptr::null_mut()] } else { vec![device, ptr::null_mut()] };
     // SAFETY: the caller's.
     unsafe { *count = c_int::from(!none) };
     Box::leak(list.into_boxed_slice()).as_mut_ptr()
@@ -221,12 +217,9 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 }
 
 unsafe extern "C" fn create_comp_channel(_: *mut ibv_context) -> *mut ibv_comp_channel {
-    object(
-        "ibv_create_comp_channel",
-        |channel: &mut ibv_comp_channel| {
-            channel.fd = pipe();
-        },
-    )
+    object("ibv_create_comp_channel", |channel: &mut ibv_comp_channel| {
+        channel.fd = pipe();
+    })
 }
 
 unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {

@@ -89,10 +89,7 @@ impl Context {
         self.check()?;
         let fail = |error| hint::explain(error, self, Some(port));
         // SAFETY: open until drop.
-        let queried = unsafe {
-            self.library()
-                .query_gid_ex(self.raw(), u32::from(port), index)
-        };
+        let queried = unsafe { self.library().query_gid_ex(self.raw(), u32::from(port), index) };
         let (gid, kind) = match queried {
             Ok(entry) => (
                 Gid(entry.gid.raw),
@@ -107,11 +104,9 @@ impl Context {
             // Not in this library, or not in this kernel: the old way.
             Err(error) if error.errno() == sys::libc::EOPNOTSUPP => {
                 // SAFETY: open until drop.
-                let gid = unsafe {
-                    self.library()
-                        .query_gid(self.raw(), port, index.cast_signed())
-                }
-                .map_err(fail)?;
+                let gid =
+                    unsafe { self.library().query_gid(self.raw(), port, index.cast_signed()) }
+                        .map_err(fail)?;
                 (Gid(gid.raw), self.gid_kind_from_sysfs(port, index))
             }
             Err(error) => return Err(fail(error)),
@@ -136,9 +131,7 @@ impl Context {
     /// Those of [`Context::port`]; an entry that fails is left out.
     pub fn gids(&self, port: u8) -> Result<Vec<GidEntry>, Error> {
         let count = self.port(port)?.gids;
-        Ok((0..count)
-            .filter_map(|index| self.gid(port, index).ok().flatten())
-            .collect())
+        Ok((0..count).filter_map(|index| self.gid(port, index).ok().flatten()).collect())
     }
 
     fn gid_attribute(&self, port: u8, attribute: &str, index: u32) -> Option<String> {

@@ -22,9 +22,7 @@ pub fn memlock_limit() -> Option<u64> {
 #[must_use]
 pub fn pinned_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmPin:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }
@@ -33,10 +31,11 @@ pub fn pinned_bytes() -> Option<u64> {
 /// shows the namespace that it was mounted in; this file shows ours.)
 pub(super) fn netdev_is_here(name: &str) -> Option<bool> {
     let table = fs::read_to_string("/proc/self/net/dev").ok()?;
-    Some(table.lines().any(|line| {
-        line.split_once(':')
-            .is_some_and(|(device, _)| device.trim() == name)
-    }))
+    Some(
+        table
+            .lines()
+            .any(|line| line.split_once(':').is_some_and(|(device, _)| device.trim() == name)),
+    )
 }
 
 /// Why libibverbs finds no device, as far as files tell.
@@ -90,12 +89,9 @@ pub(super) fn explain_at(error: sys::CallError, place: Place) -> Error {
     let call = error.call;
     match error.failure {
         sys::Failure::NullSlot | sys::Failure::NoSymbol => Error::Unsupported { call, place },
-        sys::Failure::Errno(errno) => Error::Call {
-            call,
-            hint: hint(call, errno).map(str::to_owned),
-            place,
-            errno,
-        },
+        sys::Failure::Errno(errno) => {
+            Error::Call { call, hint: hint(call, errno).map(str::to_owned), place, errno }
+        }
     }
 }
 
@@ -117,17 +113,9 @@ pub(super) fn open_failed(error: sys::CallError, device: &str, file: &Path) -> E
         }),
     };
     match explain_at(error, Place::new(device, None)) {
-        Error::Call {
-            call,
-            place,
-            errno,
-            hint: known,
-        } => Error::Call {
-            call,
-            place,
-            errno,
-            hint: hint.or(known),
-        },
+        Error::Call { call, place, errno, hint: known } => {
+            Error::Call { call, place, errno, hint: hint.or(known) }
+        }
         other => other,
     }
 }
@@ -195,15 +183,10 @@ mod tests {
         assert!(no_device(nothing.path()).contains("the kernel has none"));
         let no_uverbs = root(&["sys/class/infiniband/rxe0"]);
         assert!(no_device(no_uverbs.path()).contains("modprobe ib_uverbs"));
-        let container = root(&[
-            "sys/class/infiniband/mlx5_0",
-            "sys/class/infiniband_verbs/uverbs0",
-        ]);
+        let container =
+            root(&["sys/class/infiniband/mlx5_0", "sys/class/infiniband_verbs/uverbs0"]);
         let text = no_device(container.path());
-        assert!(
-            text.contains("mlx5_0") && text.contains("no /dev/infiniband"),
-            "{text}"
-        );
+        assert!(text.contains("mlx5_0") && text.contains("no /dev/infiniband"), "{text}");
         let half = root(&[
             "sys/class/infiniband/mlx5_0",
             "sys/class/infiniband_verbs/uverbs0",
@@ -220,22 +203,14 @@ mod tests {
 
     #[test]
     fn a_device_file_that_does_not_open_is_named() {
-        let error = sys::CallError {
-            call: "ibv_open_device",
-            failure: sys::Failure::Errno(libc::ENOENT),
-        };
+        let error =
+            sys::CallError { call: "ibv_open_device", failure: sys::Failure::Errno(libc::ENOENT) };
         let dev = root(&["uverbs0"]);
         let missing = open_failed(error, "mlx5_0", &dev.path().join("uverbs1")).to_string();
-        assert!(
-            missing.contains("there is no /") && missing.contains("uverbs1"),
-            "{missing}"
-        );
+        assert!(missing.contains("there is no /") && missing.contains("uverbs1"), "{missing}");
         // A directory cannot be opened for writing, whoever asks.
         let other = open_failed(error, "mlx5_0", &dev.path().join("uverbs0")).to_string();
-        assert!(
-            other.contains("uverbs0: ") && other.contains("directory"),
-            "{other}"
-        );
+        assert!(other.contains("uverbs0: ") && other.contains("directory"), "{other}");
     }
 
     #[test]

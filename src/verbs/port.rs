@@ -44,10 +44,7 @@ impl Context {
         let attr = self.port(port)?;
         match attr.state {
             PortState::Active | PortState::ActiveDefer => Ok(attr),
-            state => Err(Error::PortNotActive {
-                place: self.place(Some(port)),
-                state,
-            }),
+            state => Err(Error::PortNotActive { place: self.place(Some(port)), state }),
         }
     }
 }

@@ -118,25 +118,18 @@ impl UnconnectedQueuePair {
                 limit: u64::from(limit),
             });
         }
-        let mismatch = |what| Error::Mismatch {
-            what,
-            place: place(),
-        };
+        let mismatch = |what| Error::Mismatch { what, place: place() };
         let (receive_completions, shared, slots) = match config.receive {
             Receive::Nothing => (config.completions, None, None),
             Receive::Shared(queue) => {
                 if !Arc::ptr_eq(queue.domain(), domain) {
-                    return Err(mismatch(
-                        "a shared receive queue of another protection domain",
-                    ));
+                    return Err(mismatch("a shared receive queue of another protection domain"));
                 }
                 (queue.completions(), Some(queue), None)
             }
-            Receive::Own {
-                completions,
-                slots,
-                bytes,
-            } => (completions, None, Some(Slots::new(domain, slots, bytes)?)),
+            Receive::Own { completions, slots, bytes } => {
+                (completions, None, Some(Slots::new(domain, slots, bytes)?))
+            }
         };
         if [config.completions, receive_completions]
             .iter()
@@ -444,10 +437,7 @@ impl QueuePair {
     /// [`Error::Call`], [`Error::Forked`].
     pub fn shut(&self) -> Result<(), Error> {
         self.0.modify(
-            sys::ibv_qp_attr {
-                qp_state: sys::IBV_QPS_ERR,
-                ..Default::default()
-            },
+            sys::ibv_qp_attr { qp_state: sys::IBV_QPS_ERR, ..Default::default() },
             sys::IBV_QP_STATE,
         )
     }

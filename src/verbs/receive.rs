@@ -223,11 +223,7 @@ impl SharedReceiveQueue {
         completions.reserve(slots.count())?;
         let mut attr = sys::ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
-            attr: sys::ibv_srq_attr {
-                max_wr: slots.count(),
-                max_sge: 1,
-                srq_limit: 0,
-            },
+            attr: sys::ibv_srq_attr { max_wr: slots.count(), max_sge: 1, srq_limit: 0 },
         };
         // SAFETY: the queue keeps its domain alive.
         let raw = unsafe { context.library().create_srq(domain.raw(), &mut attr) };
@@ -238,12 +234,8 @@ impl SharedReceiveQueue {
                 return Err(hint::explain(error, context, None));
             }
         };
-        let queue = Self {
-            domain: Arc::clone(domain),
-            completions: Arc::clone(completions),
-            raw,
-            slots,
-        };
+        let queue =
+            Self { domain: Arc::clone(domain), completions: Arc::clone(completions), raw, slots };
         for slot in 0..queue.slots.count() {
             queue.repost(slot)?;
         }

@@ -98,9 +98,7 @@ impl Region {
         context.check()?;
         let (address, len) = (memory.address(), memory.len());
         if !address.as_ptr().addr().is_multiple_of(page_size()) {
-            return Err(Error::Unaligned {
-                address: address.as_ptr().addr(),
-            });
+            return Err(Error::Unaligned { address: address.as_ptr().addr() });
         }
         let most = context.attributes().max_region_bytes;
         if len as u64 > most {
@@ -114,9 +112,7 @@ impl Region {
         // SAFETY: the domain lives as long as the region, which also keeps the
         // memory mapped until it is off the device: `Memory`'s promise.
         let raw = unsafe {
-            context
-                .library()
-                .reg_mr(domain.raw(), address.as_ptr().cast(), len, access.raw())
+            context.library().reg_mr(domain.raw(), address.as_ptr().cast(), len, access.raw())
         }
         .map_err(|error| match hint::memlock_limit() {
             Some(limit) if error.errno() == sys::libc::ENOMEM => Error::Memlock {
@@ -312,12 +308,7 @@ impl Region {
     }
 
     fn range(&self, range: &Range<usize>, reason: &'static str) -> Error {
-        Error::Range {
-            start: range.start,
-            end: range.end,
-            len: self.len,
-            reason,
-        }
+        Error::Range { start: range.start, end: range.end, len: self.len, reason }
     }
 }
 

@@ -70,10 +70,7 @@ unsafe impl Sync for Inner {}
 
 impl Sender {
     pub(super) fn new() -> Self {
-        Self {
-            unsignalled: 0,
-            regions: Vec::with_capacity(IDLE_REGIONS),
-        }
+        Self { unsignalled: 0, regions: Vec::with_capacity(IDLE_REGIONS) }
     }
 }
 
@@ -91,10 +88,7 @@ impl Inner {
     }
 
     pub(super) fn no_receives(&self) -> Error {
-        Error::Mismatch {
-            what: "a queue pair that was made without receives",
-            place: self.place(),
-        }
+        Error::Mismatch { what: "a queue pair that was made without receives", place: self.place() }
     }
 
     pub(super) fn sender(&self) -> MutexGuard<'_, Sender> {
@@ -122,10 +116,7 @@ impl Inner {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), Error> {
-        let mismatch = |what| Error::Mismatch {
-            what,
-            place: self.place(),
-        };
+        let mismatch = |what| Error::Mismatch { what, place: self.place() };
         if let Some((local, _)) = request.local() {
             if !Arc::ptr_eq(local.region.domain(), &self.domain) {
                 return Err(mismatch("a region of another protection domain"));
@@ -172,10 +163,7 @@ impl Inner {
             }
             let sequence = next + index as u64;
             if sequence - retired >= u64::from(self.depth) {
-                stopped = Err(Error::QueueFull {
-                    place: self.place(),
-                    depth: self.depth,
-                });
+                stopped = Err(Error::QueueFull { place: self.place(), depth: self.depth });
                 break;
             }
             request.fill(&mut wrs[index], &mut entries[index], self.id(sequence).0);
@@ -220,9 +208,9 @@ impl Inner {
                 unclear = true;
                 count
             }
-            Err(_) => (0..count)
-                .find(|&index| ptr::eq(bad, first.wrapping_add(index)))
-                .unwrap_or(0),
+            Err(_) => {
+                (0..count).find(|&index| ptr::eq(bad, first.wrapping_add(index))).unwrap_or(0)
+            }
         };
         for index in 0..accepted {
             posted(self.id(next + index as u64));
@@ -236,18 +224,13 @@ impl Inner {
         } else {
             // Which of them were signalled no longer matters: counting too many
             // signals one early.
-            sender
-                .unsignalled
-                .saturating_add(u32::try_from(accepted).unwrap_or(u32::MAX))
+            sender.unsignalled.saturating_add(u32::try_from(accepted).unwrap_or(u32::MAX))
         };
         drop(sender);
         drop(idle);
         result.map_err(|error| {
             if unclear {
-                Error::Unclear {
-                    place: self.place(),
-                    errno: error.errno(),
-                }
+                Error::Unclear { place: self.place(), errno: error.errno() }
             } else {
                 hint::explain(error, context, Some(self.port))
             }
@@ -275,8 +258,7 @@ impl Inner {
         // this one already.
         if ahead < posted.saturating_sub(retired) {
             // The greatest counts, should two threads retire at a time.
-            self.retired
-                .fetch_max(retired + ahead + 1, Ordering::AcqRel);
+            self.retired.fetch_max(retired + ahead + 1, Ordering::AcqRel);
         }
         completion.result(self.domain.context(), Some(self.port))
     }
@@ -284,9 +266,7 @@ impl Inner {
 
 impl Sender {
     pub(super) fn take_idle(&mut self, retired: u64) -> Vec<(Arc<Region>, u64)> {
-        self.regions
-            .extract_if(.., |(_, last)| *last < retired)
-            .collect()
+        self.regions.extract_if(.., |(_, last)| *last < retired).collect()
     }
 
     /// Keeps `region` alive until request `sequence` is retired.
@@ -298,10 +278,7 @@ impl Sender {
         retired: u64,
         idle: &mut Vec<(Arc<Region>, u64)>,
     ) {
-        if let Some((_, last)) = self
-            .regions
-            .iter_mut()
-            .find(|(held, _)| Arc::ptr_eq(held, region))
+        if let Some((_, last)) = self.regions.iter_mut().find(|(held, _)| Arc::ptr_eq(held, region))
         {
             *last = sequence;
             return;
@@ -322,14 +299,10 @@ impl Drop for Inner {
             .context()
             // SAFETY: made in `new`, and nobody else knows it.
             .destroy(|| unsafe { library.destroy_qp(self.raw) });
-        let sender = self
-            .sender
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let sender = self.sender.get_mut().unwrap_or_else(PoisonError::into_inner);
         if gone {
             self.completions.release(self.depth);
-            self.receive_completions
-                .release(self.slots.as_ref().map_or(0, Slots::count));
+            self.receive_completions.release(self.slots.as_ref().map_or(0, Slots::count));
         } else {
             // It may still be at work on them.
             mem::forget(mem::take(&mut sender.regions));

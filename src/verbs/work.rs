@@ -106,11 +106,7 @@ pub struct Request<'a> {
 
 impl<'a> From<Work<'a>> for Request<'a> {
     fn from(work: Work<'a>) -> Self {
-        Self {
-            work,
-            signalled: true,
-            flags: 0,
-        }
+        Self { work, signalled: true, flags: 0 }
     }
 }
 
@@ -130,13 +126,7 @@ impl<'a> Request<'a> {
     /// [`Work::CompareSwap`].
     #[must_use]
     pub fn compare_swap(old: Local<'a>, at: Remote, compare: u64, swap: u64) -> Self {
-        Work::CompareSwap {
-            old,
-            at,
-            compare,
-            swap,
-        }
-        .into()
+        Work::CompareSwap { old, at, compare, swap }.into()
     }
 
     /// [`Work::FetchAdd`].
@@ -241,10 +231,7 @@ impl<'a> Request<'a> {
             }
         }
         let mut rdma = |remote: Remote| {
-            wr.wr.rdma = sys::ibv_send_wr_rdma {
-                remote_addr: remote.address,
-                rkey: remote.key,
-            };
+            wr.wr.rdma = sys::ibv_send_wr_rdma { remote_addr: remote.address, rkey: remote.key };
         };
         wr.opcode = match self.work {
             Work::Read { from, .. } => {
@@ -271,9 +258,7 @@ impl<'a> Request<'a> {
                     None => sys::IBV_WR_SEND,
                 }
             }
-            Work::CompareSwap {
-                at, compare, swap, ..
-            } => {
+            Work::CompareSwap { at, compare, swap, .. } => {
                 wr.wr.atomic = atomic(at, compare, swap);
                 sys::IBV_WR_ATOMIC_CMP_AND_SWP
             }
@@ -286,12 +271,7 @@ impl<'a> Request<'a> {
 }
 
 fn atomic(at: Remote, compare_add: u64, swap: u64) -> sys::ibv_send_wr_atomic {
-    sys::ibv_send_wr_atomic {
-        remote_addr: at.address,
-        compare_add,
-        swap,
-        rkey: at.key,
-    }
+    sys::ibv_send_wr_atomic { remote_addr: at.address, compare_add, swap, rkey: at.key }
 }
 
 pub(super) const EMPTY: sys::ibv_send_wr = sys::ibv_send_wr {
@@ -303,12 +283,7 @@ pub(super) const EMPTY: sys::ibv_send_wr = sys::ibv_send_wr {
     send_flags: 0,
     imm_data: 0,
     wr: sys::ibv_send_wr_wr {
-        atomic: sys::ibv_send_wr_atomic {
-            remote_addr: 0,
-            compare_add: 0,
-            swap: 0,
-            rkey: 0,
-        },
+        atomic: sys::ibv_send_wr_atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 },
     },
     xrc_remote_srqn: 0,
     unused: [0; 6],

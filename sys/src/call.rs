@@ -47,11 +47,7 @@ impl fmt::Display for CallError {
                 write!(f, "{}: this device's provider has no such call", self.call)
             }
             Failure::NoSymbol => {
-                write!(
-                    f,
-                    "{}: this version of libibverbs has no such call",
-                    self.call
-                )
+                write!(f, "{}: this version of libibverbs has no such call", self.call)
             }
         }
     }
@@ -75,10 +71,7 @@ fn last_errno() -> i32 {
 }
 
 pub(crate) fn failed(call: &'static str, errno: i32) -> CallError {
-    CallError {
-        call,
-        failure: Failure::Errno(errno),
-    }
+    CallError { call, failure: Failure::Errno(errno) }
 }
 
 /// The convention "null and errno".
@@ -105,10 +98,7 @@ mod tests {
     fn each_convention_yields_the_errno() {
         assert_eq!(status("x", 0), Ok(()));
         assert_eq!(status("x", libc::EINVAL).unwrap_err().errno(), libc::EINVAL);
-        assert_eq!(
-            status("x", -libc::ENOMEM).unwrap_err().errno(),
-            libc::ENOMEM
-        );
+        assert_eq!(status("x", -libc::ENOMEM).unwrap_err().errno(), libc::ENOMEM);
         clear_errno();
         assert_eq!(status("x", -1).unwrap_err().errno(), libc::EIO);
         // SAFETY: this thread's own errno cell.

@@ -25,11 +25,7 @@
     reason = "this crate is the boundary to a C library: calling it is its purpose"
 )]
 
-#[cfg(not(all(
-    target_os = "linux",
-    target_endian = "little",
-    target_pointer_width = "64"
-)))]
+#[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("farcell-sys describes the verbs ABI of 64-bit little-endian Linux only");
 
 mod call;

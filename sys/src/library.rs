@@ -40,10 +40,7 @@ impl fmt::Display for LoadError {
                 write!(f, "no {file} on this machine ({reason})")
             }
             LoadError::NoSymbol { file, symbol } => {
-                write!(
-                    f,
-                    "{file} has no {symbol}: it is too old, or another library"
-                )
+                write!(f, "{file} has no {symbol}: it is too old, or another library")
             }
         }
     }
@@ -160,10 +157,7 @@ impl Library {
     /// found by the next process.
     pub fn load() -> Result<&'static Library, LoadError> {
         static LIBRARY: OnceLock<Result<Library, LoadError>> = OnceLock::new();
-        LIBRARY
-            .get_or_init(|| Library::open(LIBRARY_NAME))
-            .as_ref()
-            .map_err(Clone::clone)
+        LIBRARY.get_or_init(|| Library::open(LIBRARY_NAME)).as_ref().map_err(Clone::clone)
     }
 
     /// Loads a given file, afresh each time. For tests, and for those who
@@ -175,18 +169,13 @@ impl Library {
         // SAFETY: loading runs the initialisers of the file. Whoever can place
         // a file under this name into the loader's path can do as much to any
         // program; libibverbs' own initialisers are harmless.
-        let loaded =
-            unsafe { libloading::Library::new(file) }.map_err(|error| LoadError::NoLibrary {
-                file: file.to_owned(),
-                reason: error.to_string(),
-            })?;
+        let loaded = unsafe { libloading::Library::new(file) }.map_err(|error| {
+            LoadError::NoLibrary { file: file.to_owned(), reason: error.to_string() }
+        })?;
         // SAFETY: the signatures are those of the C header; a library that has
         // all of these symbols is libibverbs.
         let functions = unsafe { Functions::find(&loaded, file)? };
-        Ok(Library {
-            functions,
-            _file: Some(loaded),
-        })
+        Ok(Library { functions, _file: Some(loaded) })
     }
 
     /// A library whose functions are given, for tests without a device.
@@ -196,10 +185,7 @@ impl Library {
     /// the caller goes on to use it.
     #[must_use]
     pub unsafe fn from_functions(functions: Functions) -> Library {
-        Library {
-            functions,
-            _file: None,
-        }
+        Library { functions, _file: None }
     }
 }
 
@@ -214,11 +200,7 @@ mod tests {
             matches!(&error, LoadError::NoLibrary { file, .. } if file.contains("not-there")),
             "{error:?}"
         );
-        assert!(
-            error
-                .to_string()
-                .starts_with("no libibverbs-that-is-not-there.so.1")
-        );
+        assert!(error.to_string().starts_with("no libibverbs-that-is-not-there.so.1"));
     }
 
     #[test]
@@ -226,10 +208,7 @@ mod tests {
         let error = Library::open("libc.so.6").unwrap_err();
         assert_eq!(
             error,
-            LoadError::NoSymbol {
-                file: "libc.so.6".to_owned(),
-                symbol: "ibv_get_device_list"
-            }
+            LoadError::NoSymbol { file: "libc.so.6".to_owned(), symbol: "ibv_get_device_list" }
         );
     }
 }

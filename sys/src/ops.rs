@@ -35,10 +35,7 @@ union PortAttrBuffer {
 const _: () = assert!(size_of::<PortAttrBuffer>() == PORT_ATTR_ROOM);
 
 fn null_slot(call: &'static str) -> CallError {
-    CallError {
-        call,
-        failure: Failure::NullSlot,
-    }
+    CallError { call, failure: Failure::NullSlot }
 }
 
 #[allow(
@@ -51,9 +48,7 @@ impl Library {
         let mut count: c_int = 0;
         clear_errno();
         // SAFETY: `count` outlives the call.
-        let list = pointer(CALL, unsafe {
-            (self.functions.get_device_list)(&raw mut count)
-        })?;
+        let list = pointer(CALL, unsafe { (self.functions.get_device_list)(&raw mut count) })?;
         Ok((list, usize::try_from(count).unwrap_or(0)))
     }
 
@@ -68,17 +63,13 @@ impl Library {
     ) -> Result<NonNull<ibv_context>, CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        pointer("ibv_open_device", unsafe {
-            (self.functions.open_device)(device.as_ptr())
-        })
+        pointer("ibv_open_device", unsafe { (self.functions.open_device)(device.as_ptr()) })
     }
 
     pub unsafe fn close_device(&self, context: NonNull<ibv_context>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_close_device", unsafe {
-            (self.functions.close_device)(context.as_ptr())
-        })
+        status("ibv_close_device", unsafe { (self.functions.close_device)(context.as_ptr()) })
     }
 
     pub unsafe fn get_async_event(
@@ -122,9 +113,7 @@ impl Library {
         context: NonNull<ibv_context>,
         port: u8,
     ) -> Result<ibv_port_attr, CallError> {
-        let mut buffer = PortAttrBuffer {
-            room: [0; PORT_ATTR_ROOM / 8],
-        };
+        let mut buffer = PortAttrBuffer { room: [0; PORT_ATTR_ROOM / 8] };
         clear_errno();
         // SAFETY: the caller's; `buffer` outlives the call.
         status("ibv_query_port", unsafe {
@@ -157,22 +146,15 @@ impl Library {
         index: u32,
     ) -> Result<ibv_gid_entry, CallError> {
         const CALL: &str = "ibv_query_gid_ex";
-        let query = self.functions.query_gid_ex.ok_or(CallError {
-            call: CALL,
-            failure: Failure::NoSymbol,
-        })?;
+        let query = self
+            .functions
+            .query_gid_ex
+            .ok_or(CallError { call: CALL, failure: Failure::NoSymbol })?;
         let mut entry = ibv_gid_entry::default();
         clear_errno();
         // SAFETY: the caller's; `entry` outlives the call, and its size is told.
         status(CALL, unsafe {
-            query(
-                context.as_ptr(),
-                port,
-                index,
-                &raw mut entry,
-                0,
-                size_of::<ibv_gid_entry>(),
-            )
+            query(context.as_ptr(), port, index, &raw mut entry, 0, size_of::<ibv_gid_entry>())
         })?;
         Ok(entry)
     }
@@ -183,17 +165,13 @@ impl Library {
     ) -> Result<NonNull<ibv_pd>, CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        pointer("ibv_alloc_pd", unsafe {
-            (self.functions.alloc_pd)(context.as_ptr())
-        })
+        pointer("ibv_alloc_pd", unsafe { (self.functions.alloc_pd)(context.as_ptr()) })
     }
 
     pub unsafe fn dealloc_pd(&self, pd: NonNull<ibv_pd>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_dealloc_pd", unsafe {
-            (self.functions.dealloc_pd)(pd.as_ptr())
-        })
+        status("ibv_dealloc_pd", unsafe { (self.functions.dealloc_pd)(pd.as_ptr()) })
     }
 
     /// The memory must stay mapped until [`Library::dereg_mr`] has succeeded.
@@ -208,17 +186,13 @@ impl Library {
         let access = c_int::try_from(access).map_err(|_| failed(CALL, libc::EINVAL))?;
         clear_errno();
         // SAFETY: the caller's.
-        pointer(CALL, unsafe {
-            (self.functions.reg_mr)(pd.as_ptr(), address, length, access)
-        })
+        pointer(CALL, unsafe { (self.functions.reg_mr)(pd.as_ptr(), address, length, access) })
     }
 
     pub unsafe fn dereg_mr(&self, mr: NonNull<ibv_mr>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_dereg_mr", unsafe {
-            (self.functions.dereg_mr)(mr.as_ptr())
-        })
+        status("ibv_dereg_mr", unsafe { (self.functions.dereg_mr)(mr.as_ptr()) })
     }
 
     pub unsafe fn create_comp_channel(
@@ -264,9 +238,7 @@ impl Library {
     pub unsafe fn destroy_cq(&self, cq: NonNull<ibv_cq>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_destroy_cq", unsafe {
-            (self.functions.destroy_cq)(cq.as_ptr())
-        })
+        status("ibv_destroy_cq", unsafe { (self.functions.destroy_cq)(cq.as_ptr()) })
     }
 
     /// Blocks unless the channel's descriptor is non-blocking.
@@ -297,9 +269,7 @@ impl Library {
     ) -> Result<NonNull<ibv_srq>, CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        pointer("ibv_create_srq", unsafe {
-            (self.functions.create_srq)(pd.as_ptr(), attr)
-        })
+        pointer("ibv_create_srq", unsafe { (self.functions.create_srq)(pd.as_ptr(), attr) })
     }
 
     pub unsafe fn modify_srq(
@@ -318,9 +288,7 @@ impl Library {
     pub unsafe fn destroy_srq(&self, srq: NonNull<ibv_srq>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_destroy_srq", unsafe {
-            (self.functions.destroy_srq)(srq.as_ptr())
-        })
+        status("ibv_destroy_srq", unsafe { (self.functions.destroy_srq)(srq.as_ptr()) })
     }
 
     pub unsafe fn create_qp(
@@ -330,9 +298,7 @@ impl Library {
     ) -> Result<NonNull<ibv_qp>, CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        pointer("ibv_create_qp", unsafe {
-            (self.functions.create_qp)(pd.as_ptr(), attr)
-        })
+        pointer("ibv_create_qp", unsafe { (self.functions.create_qp)(pd.as_ptr(), attr) })
     }
 
     pub unsafe fn modify_qp(
@@ -373,9 +339,7 @@ impl Library {
     pub unsafe fn destroy_qp(&self, qp: NonNull<ibv_qp>) -> Result<(), CallError> {
         clear_errno();
         // SAFETY: the caller's.
-        status("ibv_destroy_qp", unsafe {
-            (self.functions.destroy_qp)(qp.as_ptr())
-        })
+        status("ibv_destroy_qp", unsafe { (self.functions.destroy_qp)(qp.as_ptr()) })
     }
 
     /// The library's own words for a completion status.
@@ -388,9 +352,7 @@ impl Library {
         }
         // SAFETY: a null-terminated constant of a library that is never
         // unloaded.
-        unsafe { CStr::from_ptr(text) }
-            .to_str()
-            .unwrap_or("unknown")
+        unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown")
     }
 
     /// Must come before the first registration of the process, else `EINVAL`.
@@ -404,9 +366,7 @@ impl Library {
     #[must_use]
     pub fn fork_status(&self) -> Option<ibv_fork_status> {
         // SAFETY: no arguments.
-        self.functions
-            .is_fork_initialized
-            .map(|query| unsafe { query() })
+        self.functions.is_fork_initialized.map(|query| unsafe { query() })
     }
 
     /// Takes up to `completions.len()` completions; answers how many.
@@ -437,9 +397,7 @@ impl Library {
         let slot = unsafe { (*(*cq.as_ptr()).context).ops.req_notify_cq }.ok_or(null_slot(CALL))?;
         clear_errno();
         // SAFETY: the caller's.
-        status(CALL, unsafe {
-            slot(cq.as_ptr(), c_int::from(solicited_only))
-        })
+        status(CALL, unsafe { slot(cq.as_ptr(), c_int::from(solicited_only)) })
     }
 
     /// On failure the requests before `bad` were posted, `bad` and those after
@@ -523,15 +481,9 @@ mod tests {
             let errors = [
                 library.poll_cq(cq, &mut [ibv_wc::default()]).unwrap_err(),
                 library.req_notify_cq(cq, false).unwrap_err(),
-                library
-                    .post_send(qp, &mut send, &mut ptr::null_mut())
-                    .unwrap_err(),
-                library
-                    .post_recv(qp, &mut recv, &mut ptr::null_mut())
-                    .unwrap_err(),
-                library
-                    .post_srq_recv(srq, &mut recv, &mut ptr::null_mut())
-                    .unwrap_err(),
+                library.post_send(qp, &mut send, &mut ptr::null_mut()).unwrap_err(),
+                library.post_recv(qp, &mut recv, &mut ptr::null_mut()).unwrap_err(),
+                library.post_srq_recv(srq, &mut recv, &mut ptr::null_mut()).unwrap_err(),
             ];
             let calls = errors.map(|error| {
                 assert_eq!(error.failure, Failure::NullSlot);

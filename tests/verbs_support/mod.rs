@@ -41,10 +41,7 @@ fn find() -> Result<Arc<Context>, Error> {
     }
     let mut last = None;
     for device in list.iter() {
-        match device
-            .open()
-            .and_then(|context| context.active_port(PORT).map(|_| context))
-        {
+        match device.open().and_then(|context| context.active_port(PORT).map(|_| context)) {
             Ok(context) => return Ok(context),
             Err(error) => last = Some(error),
         }
@@ -117,15 +114,9 @@ pub fn pair(context: &Arc<Context>, left: Half<'_>, right: Half<'_>) -> (Side, S
     let gid = address(context).0;
     let (a, b) = (unconnected(&left, 0x11), unconnected(&right, 0x2222));
     let (to_a, to_b) = (a.endpoint(gid).unwrap(), b.endpoint(gid).unwrap());
-    let side = |half: Half<'_>, queue| Side {
-        domain: half.domain,
-        completions: half.completions,
-        queue,
-    };
-    (
-        side(left, connect(context, a, to_b)),
-        side(right, connect(context, b, to_a)),
-    )
+    let side =
+        |half: Half<'_>, queue| Side { domain: half.domain, completions: half.completions, queue };
+    (side(left, connect(context, a, to_b)), side(right, connect(context, b, to_a)))
 }
 
 /// Polls until a completion comes; panics after ten seconds.
@@ -151,8 +142,5 @@ impl Side {
 
 /// The word at `index`, as a peer names it.
 pub fn remote(region: &Region, index: u64) -> Remote {
-    Remote {
-        address: region.remote_address() + 8 * index,
-        key: region.remote_key(),
-    }
+    Remote { address: region.remote_address() + 8 * index, key: region.remote_key() }
 }

@@ -46,11 +46,7 @@ fn rig(depth: u32) -> Rig {
     let config = config(&completions, depth, Receive::Nothing);
     let queue = UnconnectedQueuePair::new(&domain, &config).unwrap();
     let queue = queue.connect(&Connect::to(Endpoint::default(), 0)).unwrap();
-    Rig {
-        domain,
-        completions,
-        queue,
-    }
+    Rig { domain, completions, queue }
 }
 
 fn poll(completions: &CompletionQueue) -> Vec<Completion> {
@@ -59,10 +55,7 @@ fn poll(completions: &CompletionQueue) -> Vec<Completion> {
     out[..count].to_vec()
 }
 
-const PEER: Remote = Remote {
-    address: 0x1000,
-    key: 1,
-};
+const PEER: Remote = Remote { address: 0x1000, key: 1 };
 
 #[test]
 fn whatever_is_dropped_first_the_device_is_closed_last() {
@@ -75,9 +68,7 @@ fn whatever_is_dropped_first_the_device_is_closed_last() {
     let config = config(&completions, 8, Receive::Shared(&shared));
     let queue = UnconnectedQueuePair::new(&domain, &config).unwrap();
     let queue = queue.connect(&Connect::to(Endpoint::default(), 0)).unwrap();
-    queue
-        .post(Request::read(region.slice(0..8).unwrap(), PEER))
-        .unwrap();
+    queue.post(Request::read(region.slice(0..8).unwrap(), PEER)).unwrap();
     // From the outside in: the order that is wrong for C.
     drop(context);
     drop(domain);
@@ -104,38 +95,21 @@ fn whatever_is_dropped_first_the_device_is_closed_last() {
 #[test]
 fn null_slots_are_errors() {
     state(|state| state.null_slots = true);
-    let Rig {
-        domain,
-        completions,
-        queue,
-    } = rig(4);
+    let Rig { domain, completions, queue } = rig(4);
     let unsupported = |error: Error, call: &str| {
         assert!(
             matches!(&error, Error::Unsupported { call: seen, .. } if *seen == call),
             "{error}"
         );
     };
-    unsupported(
-        completions.poll(&mut [Completion::default()]).unwrap_err(),
-        "ibv_poll_cq",
-    );
-    unsupported(
-        completions.arm(Notify::Any).unwrap_err(),
-        "ibv_req_notify_cq",
-    );
-    unsupported(
-        queue.post(Request::doorbell(1)).unwrap_err(),
-        "ibv_post_send",
-    );
+    unsupported(completions.poll(&mut [Completion::default()]).unwrap_err(), "ibv_poll_cq");
+    unsupported(completions.arm(Notify::Any).unwrap_err(), "ibv_req_notify_cq");
+    unsupported(queue.post(Request::doorbell(1)).unwrap_err(), "ibv_post_send");
     assert_eq!(queue.outstanding(), 0, "nothing was posted");
     let shared = SharedReceiveQueue::new(&domain, &completions, 4, 0).unwrap_err();
     unsupported(shared, "ibv_post_srq_recv");
     assert_eq!(count("ibv_destroy_srq"), 1);
-    let own = Receive::Own {
-        completions: &completions,
-        slots: 2,
-        bytes: 8,
-    };
+    let own = Receive::Own { completions: &completions, slots: 2, bytes: 8 };
     let error = UnconnectedQueuePair::new(&domain, &config(&completions, 4, own)).unwrap_err();
     unsupported(error, "ibv_post_recv");
 }
@@ -148,17 +122,7 @@ fn a_completion_queue_cannot_be_overbooked() {
     let make = || UnconnectedQueuePair::new(&domain, &config(&completions, 8, Receive::Nothing));
     let first = make().unwrap();
     let error = make().unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Limit {
-                wanted: 8,
-                limit: 2,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Limit { wanted: 8, limit: 2, .. }), "{error}");
     drop(first);
     let refused = state(|state| state.fail.insert("ibv_create_qp", libc::ENOMEM));
     assert!(refused.is_none() && make().is_err());
@@ -190,12 +154,7 @@ fn a_failing_destructor_neither_panics_nor_frees_what_the_device_may_use() {
         let memory = Arc::new(Watched(Pages::new(1).unwrap(), Arc::clone(&flag)));
         let region = Region::register(&rig.domain, memory, Access::LOCAL).unwrap();
         state(|state| {
-            for call in [
-                "ibv_dereg_mr",
-                "ibv_destroy_qp",
-                "ibv_destroy_cq",
-                "ibv_close_device",
-            ] {
+            for call in ["ibv_dereg_mr", "ibv_destroy_qp", "ibv_destroy_cq", "ibv_close_device"] {
                 state.fail.insert(call, errno);
             }
         });
@@ -242,14 +201,8 @@ fn the_bytes_of_a_region() {
     let mut first = [0; 8];
     region.read(0, &mut first).unwrap();
     assert_eq!(word, u64::from_le_bytes(first));
-    assert!(matches!(
-        region.read(4090, &mut [0; 7]),
-        Err(Error::Range { .. })
-    ));
-    assert!(matches!(
-        region.write(usize::MAX, &[0]),
-        Err(Error::Range { .. })
-    ));
+    assert!(matches!(region.read(4090, &mut [0; 7]), Err(Error::Range { .. })));
+    assert!(matches!(region.write(usize::MAX, &[0]), Err(Error::Range { .. })));
     assert!(matches!(region.slice(8..8), Err(Error::Range { .. })));
     #[allow(clippy::reversed_empty_ranges, reason = "what is tested")]
     let reversed = region.slice(16..8);
@@ -278,10 +231,7 @@ fn a_registration_past_the_memlock_limit_says_so() {
 fn devices_and_ports_that_are_not_there() {
     let list = DeviceList::new(fake::library(true)).unwrap();
     let error = list.find("mlx5_0").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "no RDMA device mlx5_0: this machine has fake0"
-    );
+    assert_eq!(error.to_string(), "no RDMA device mlx5_0: this machine has fake0");
     drop(list);
     assert_eq!(count("ibv_free_device_list"), 1);
 
@@ -289,22 +239,13 @@ fn devices_and_ports_that_are_not_there() {
     state(|state| state.port_state = Some(sys::IBV_PORT_DOWN));
     assert_eq!(context.port(1).unwrap().state, PortState::Down);
     let error = context.active_port(1).unwrap_err();
-    assert!(
-        error.to_string().contains("fake0 port 1 is DOWN"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("fake0 port 1 is DOWN"), "{error}");
 
     state(|state| state.no_device = true);
-    assert!(matches!(
-        DeviceList::new(fake::library(true)),
-        Err(Error::NoDevice { .. })
-    ));
+    assert!(matches!(DeviceList::new(fake::library(true)), Err(Error::NoDevice { .. })));
     assert_eq!(count("ibv_free_device_list"), 3, "the empty list too");
     state(|state| state.fail.insert("ibv_get_device_list", libc::ENOSYS));
-    assert!(matches!(
-        DeviceList::new(fake::library(true)),
-        Err(Error::NoDevice { .. })
-    ));
+    assert!(matches!(DeviceList::new(fake::library(true)), Err(Error::NoDevice { .. })));
     let absent = sys::Library::open("libibverbs-that-is-not-there.so.1").unwrap_err();
     assert!(matches!(Error::from(absent), Error::Library(_)));
 }

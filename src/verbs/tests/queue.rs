@@ -11,10 +11,7 @@ use super::{PEER, config, open, poll, rig};
 fn a_request_under_way_keeps_its_region() {
     let rig = rig(8);
     let region = Region::pages(&rig.domain, 1, Access::LOCAL).unwrap();
-    let id = rig
-        .queue
-        .post(Request::read(region.slice(0..8).unwrap(), PEER))
-        .unwrap();
+    let id = rig.queue.post(Request::read(region.slice(0..8).unwrap(), PEER)).unwrap();
     drop(region);
     rig.queue.release_idle();
     assert_eq!(count("ibv_dereg_mr"), 0);
@@ -32,9 +29,7 @@ fn idle_regions_are_let_go_as_new_ones_come() {
     let rig = rig(8);
     for _ in 0..40 {
         let region = Region::pages(&rig.domain, 1, Access::LOCAL).unwrap();
-        rig.queue
-            .post(Request::read(region.slice(0..8).unwrap(), PEER))
-            .unwrap();
+        rig.queue.post(Request::read(region.slice(0..8).unwrap(), PEER)).unwrap();
         for done in poll(&rig.completions) {
             rig.queue.retire(&done).unwrap();
         }
@@ -50,10 +45,7 @@ fn a_full_queue_says_so_before_the_device_does() {
         rig.queue.post(Request::doorbell(1)).unwrap();
     }
     let calls = count("ibv_post_send");
-    assert!(matches!(
-        rig.queue.post(Request::doorbell(1)),
-        Err(Error::QueueFull { depth: 4, .. })
-    ));
+    assert!(matches!(rig.queue.post(Request::doorbell(1)), Err(Error::QueueFull { depth: 4, .. })));
     assert_eq!(count("ibv_post_send"), calls);
 }
 
@@ -104,21 +96,8 @@ fn a_doorbell_that_fails_leaves_the_outcome_open() {
     state(|state| state.fail.insert("ibv_post_send", libc::EIO));
     let request = Request::read(region.slice(0..8).unwrap(), PEER);
     let error = rig.queue.post(request).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Unclear {
-                errno: libc::EIO,
-                ..
-            }
-        ),
-        "{error}"
-    );
-    assert_eq!(
-        rig.queue.outstanding(),
-        1,
-        "the device may still carry it out"
-    );
+    assert!(matches!(error, Error::Unclear { errno: libc::EIO, .. }), "{error}");
+    assert_eq!(rig.queue.outstanding(), 1, "the device may still carry it out");
     drop(region);
     rig.queue.release_idle();
     assert_eq!(count("ibv_dereg_mr"), 0);
@@ -132,19 +111,13 @@ fn a_flawed_request_stops_the_batch_before_it() {
     let mut posted = Vec::new();
     let error = rig
         .queue
-        .post_all(
-            &[Request::doorbell(1), Request::read(word, PEER)],
-            &mut posted,
-        )
+        .post_all(&[Request::doorbell(1), Request::read(word, PEER)], &mut posted)
         .unwrap_err();
     assert!(error.to_string().contains("local writing"), "{error}");
     assert_eq!(posted.len(), 1);
 
     let region = Region::pages(&rig.domain, 64, Access::LOCAL).unwrap();
-    let odd = Remote {
-        address: 0x1001,
-        key: 1,
-    };
+    let odd = Remote { address: 0x1001, key: 1 };
     for flawed in [
         Request::fetch_add(region.slice(0..16).unwrap(), PEER, 1),
         Request::fetch_add(region.slice(4..12).unwrap(), PEER, 1),
@@ -155,30 +128,11 @@ fn a_flawed_request_stops_the_batch_before_it() {
     }
     let other = ProtectionDomain::new(rig.domain.context()).unwrap();
     let foreign = Region::pages(&other, 64, Access::LOCAL).unwrap();
-    let error = rig
-        .queue
-        .post(Request::read(foreign.slice(0..8).unwrap(), PEER))
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("another protection domain"),
-        "{error}"
-    );
-    let long = Work::SendInline {
-        bytes: &[0; 33],
-        immediate: None,
-    };
+    let error = rig.queue.post(Request::read(foreign.slice(0..8).unwrap(), PEER)).unwrap_err();
+    assert!(error.to_string().contains("another protection domain"), "{error}");
+    let long = Work::SendInline { bytes: &[0; 33], immediate: None };
     let error = rig.queue.post(long.into()).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Limit {
-                wanted: 33,
-                limit: 32,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Limit { wanted: 33, limit: 32, .. }), "{error}");
 }
 
 #[test]
@@ -241,10 +195,7 @@ fn receives_go_round() {
     let other = SharedReceiveQueue::new(&domain, &completions, 2, 0).unwrap();
     assert!(matches!(other.received(&done), Err(Error::Mismatch { .. })));
     shared.repost(received.slot).unwrap();
-    assert!(matches!(
-        shared.repost(received.slot),
-        Err(Error::Mismatch { .. })
-    ));
+    assert!(matches!(shared.repost(received.slot), Err(Error::Mismatch { .. })));
 }
 
 #[test]

@@ -1,0 +1,622 @@
+//! The handshake, as state machines without sockets.
+//!
+//! ```text
+//! server -> client   Greeting   version, nonce
+//! client -> server   Hello      version, nonce, session to resume, proof
+//! server -> client   Welcome    session, lease, domain, proof
+//! ```
+//!
+//! Both proofs are HMAC-SHA256 with the shared key over a label and every byte
+//! that was exchanged before, both nonces among them (RFC 2104, FIPS 198-1).
+//! No secret goes over the wire, a recorded exchange is worth nothing in
+//! another one, and a proof made for one direction is none in the other. The
+//! comparison takes the same time wherever the first difference is.
+//!
+//! The server speaks first, so that before it knows its client all it ever
+//! does for it is to send 48 bytes and read one small frame.
+
+use bytemuck::{Pod, Zeroable};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::fmt;
+
+/// The first bytes of every message of the handshake.
+pub const MAGIC: [u8; 8] = *b"\xFAfarcell";
+
+/// Longest key that is taken, in bytes.
+pub const MAX_KEY: usize = 4096;
+
+const CLIENT: &[u8] = b"farcell client proof\0";
+const SERVER: &[u8] = b"farcell server proof\0";
+
+/// A shared secret. Its bytes never show in `Debug` output.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(Vec<u8>);
+
+/// Why bytes are no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// No bytes at all.
+    #[error("the key is empty")]
+    Empty,
+    /// More than [`MAX_KEY`] bytes.
+    #[error("the key has more than {MAX_KEY} bytes")]
+    TooLong,
+}
+
+impl Key {
+    /// A key of 1 to 4096 bytes. Whoever sees a handshake can try out short
+    /// keys at leisure: use 16 random bytes or more.
+    ///
+    /// # Errors
+    /// No bytes, or too many.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Key, KeyError> {
+        let bytes = bytes.into();
+        match bytes.len() {
+            0 => Err(KeyError::Empty),
+            n if n > MAX_KEY => Err(KeyError::TooLong),
+            _ => Ok(Key(bytes)),
+        }
+    }
+
+    /// The bytes of the key, to be kept secret.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0)
+            .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
+        mac.update(label);
+        for part in parts {
+            mac.update(part);
+        }
+        mac
+    }
+
+    fn prove(&self, label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+        self.mac(label, parts).finalize().into_bytes().into()
+    }
+
+    /// Constant-time: `verify_slice` compares all bytes whatever they are.
+    fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &[u8; 32]) -> bool {
+        self.mac(label, parts).verify_slice(proof).is_ok()
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(secret)")
+    }
+}
+
+/// What a session may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Access {
+    /// Read, wait and change.
+    ReadWrite = 1,
+    /// Read and wait.
+    ReadOnly = 2,
+}
+
+/// Who executes every change of the cells (see the atomicity domains in
+/// `docs/protocol.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Domain {
+    /// The server's CPU.
+    Cpu = 1,
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Domain::Cpu => f.write_str("cpu"),
+        }
+    }
+}
+
+/// The keys that a server accepts.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// Gives read-write sessions.
+    pub full: Key,
+    /// Gives read-only sessions.
+    pub read_only: Option<Key>,
+}
+
+/// First message, from the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+struct Greeting {
+    magic: [u8; 8],
+    version: u16,
+    reserved: [u8; 6],
+    nonce: [u8; 32],
+}
+
+/// Second message, from the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+struct Hello {
+    magic: [u8; 8],
+    version: u16,
+    reserved: [u8; 6],
+    nonce: [u8; 32],
+    incarnation: u64,
+    session: u64,
+    next_request: u64,
+    proof: [u8; 32],
+}
+
+/// Third message, from the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+struct WelcomeBytes {
+    magic: [u8; 8],
+    version: u16,
+    verdict: u8,
+    access: u8,
+    domain: u8,
+    resumed: u8,
+    reserved: [u8; 2],
+    incarnation: u64,
+    session: u64,
+    capacity: u64,
+    lease_ms: u64,
+    proof: [u8; 32],
+}
+
+/// Bytes of the server's first message.
+pub const GREETING_LEN: usize = size_of::<Greeting>();
+/// Bytes of the client's only message.
+pub const HELLO_LEN: usize = size_of::<Hello>();
+/// Bytes of the server's second message.
+pub const WELCOME_LEN: usize = size_of::<WelcomeBytes>();
+
+const PROOF: usize = 32;
+const ACCEPTED: u8 = 0;
+
+/// Why a server sent a client away. The number goes over the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[repr(u8)]
+pub enum Denial {
+    /// The client's version is not spoken here.
+    #[error("the server does not speak this client's version of the protocol")]
+    Version = 1,
+    /// The proof was made with another key.
+    #[error("the keys do not match")]
+    Key = 2,
+    /// The server has as many clients as it may.
+    #[error("the server has as many clients as its limits allow")]
+    Full = 3,
+    /// The server is about to stop.
+    #[error("the server is going away")]
+    GoingAway = 4,
+}
+
+impl Denial {
+    fn from_code(code: u8) -> Option<Denial> {
+        match code {
+            1 => Some(Denial::Version),
+            2 => Some(Denial::Key),
+            3 => Some(Denial::Full),
+            4 => Some(Denial::GoingAway),
+            _ => None,
+        }
+    }
+}
+
+/// What a client asks to resume; all 0 for a new session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resume {
+    /// Which life of the server the session began in.
+    pub incarnation: u64,
+    /// The session.
+    pub session: u64,
+    /// Number of the client's next request, or of its oldest unanswered one.
+    pub next_request: u64,
+}
+
+/// What the server tells a client that it let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// What the session may do.
+    pub access: Access,
+    /// Who changes the cells.
+    pub domain: Domain,
+    /// Whether this is the session that the client asked for.
+    pub resumed: bool,
+    /// Which life of the server this is.
+    pub incarnation: u64,
+    /// The session.
+    pub session: u64,
+    /// Cells of the segment.
+    pub capacity: u64,
+    /// How long the session lives without a sign from its client.
+    pub lease_ms: u64,
+}
+
+/// The server's side.
+#[derive(Clone, Debug)]
+pub struct ServerHandshake {
+    greeting: Greeting,
+}
+
+/// A hello that proved to know a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Proven {
+    hello: Hello,
+    /// Which of the keys it was.
+    pub access: Access,
+    /// What the client wants to resume.
+    pub resume: Resume,
+}
+
+impl ServerHandshake {
+    /// Starts with a nonce that must never have been used before.
+    #[must_use]
+    pub fn new(nonce: [u8; 32]) -> ServerHandshake {
+        ServerHandshake {
+            greeting: Greeting {
+                magic: MAGIC,
+                version: crate::wire::VERSION,
+                reserved: [0; 6],
+                nonce,
+            },
+        }
+    }
+
+    /// What to send first.
+    #[must_use]
+    pub fn greeting(&self) -> [u8; GREETING_LEN] {
+        bytemuck::cast(self.greeting)
+    }
+
+    /// Judges the client's hello.
+    ///
+    /// # Errors
+    /// `Some` reason, to be sent as [`denial`]; `None` when the peer is no
+    /// farcell client, which deserves no answer.
+    pub fn hello(&self, bytes: &[u8; HELLO_LEN], keys: &Keys) -> Result<Proven, Option<Denial>> {
+        let hello: Hello = bytemuck::cast(*bytes);
+        if hello.magic != MAGIC {
+            return Err(None);
+        }
+        if hello.version != crate::wire::VERSION {
+            return Err(Some(Denial::Version));
+        }
+        let parts: [&[u8]; 2] = [bytemuck::bytes_of(&self.greeting), &bytes[..HELLO_LEN - PROOF]];
+        let proves = |key: &Key| key.verify(CLIENT, &parts, &hello.proof);
+        let access = if proves(&keys.full) {
+            Access::ReadWrite
+        } else if keys.read_only.as_ref().is_some_and(proves) {
+            Access::ReadOnly
+        } else {
+            return Err(Some(Denial::Key));
+        };
+        Ok(Proven {
+            hello,
+            access,
+            resume: Resume {
+                incarnation: hello.incarnation,
+                session: hello.session,
+                next_request: hello.next_request,
+            },
+        })
+    }
+
+    /// What to send to a client that was let in.
+    #[must_use]
+    pub fn welcome(&self, proven: &Proven, welcome: &Welcome, keys: &Keys) -> [u8; WELCOME_LEN] {
+        let mut bytes = WelcomeBytes {
+            magic: MAGIC,
+            version: crate::wire::VERSION,
+            verdict: ACCEPTED,
+            access: welcome.access as u8,
+            domain: welcome.domain as u8,
+            resumed: welcome.resumed.into(),
+            reserved: [0; 2],
+            incarnation: welcome.incarnation,
+            session: welcome.session,
+            capacity: welcome.capacity,
+            lease_ms: welcome.lease_ms,
+            proof: [0; 32],
+        };
+        let key = match (proven.access, &keys.read_only) {
+            (Access::ReadOnly, Some(key)) => key,
+            _ => &keys.full,
+        };
+        bytes.proof = key.prove(
+            SERVER,
+            &[
+                bytemuck::bytes_of(&self.greeting),
+                bytemuck::bytes_of(&proven.hello),
+                &bytemuck::bytes_of(&bytes)[..WELCOME_LEN - PROOF],
+            ],
+        );
+        bytemuck::cast(bytes)
+    }
+}
+
+/// What to send to a client that is not let in. It carries no proof, so a
+/// client takes it as a hint for a person and for nothing else.
+#[must_use]
+pub fn denial(reason: Denial) -> [u8; WELCOME_LEN] {
+    bytemuck::cast(WelcomeBytes {
+        magic: MAGIC,
+        version: crate::wire::VERSION,
+        verdict: reason as u8,
+        ..WelcomeBytes::zeroed()
+    })
+}
+
+/// Why the client's side failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// The first bytes are none of ours.
+    #[error("what answers there is no farcell server")]
+    NotFarcell,
+    /// A farcell server of another version.
+    #[error("the server speaks version {0} of the protocol, this client {version}", version = crate::wire::VERSION)]
+    Version(u16),
+    /// The server sent us away.
+    #[error(transparent)]
+    Denied(#[from] Denial),
+    /// The server's proof is wrong: it does not know the key.
+    #[error("the server could not prove that it knows the key")]
+    Impostor,
+    /// The message makes no sense.
+    #[error("the server's answer makes no sense")]
+    Malformed,
+}
+
+/// The client's side.
+#[derive(Debug)]
+pub struct ClientHandshake<'k> {
+    key: &'k Key,
+    greeting: Greeting,
+    hello: Hello,
+}
+
+/// Whether bytes that a server sent can be the start of a greeting.
+#[must_use]
+pub fn may_be_greeting(bytes: &[u8]) -> bool {
+    let n = bytes.len().min(MAGIC.len());
+    bytes[..n] == MAGIC[..n]
+}
+
+impl<'k> ClientHandshake<'k> {
+    /// Answers a greeting. The nonce must never have been used before.
+    ///
+    /// # Errors
+    /// The greeting is none, or of another version.
+    pub fn new(
+        greeting: &[u8; GREETING_LEN],
+        nonce: [u8; 32],
+        resume: Resume,
+        key: &'k Key,
+    ) -> Result<ClientHandshake<'k>, HandshakeError> {
+        let greeting: Greeting = bytemuck::cast(*greeting);
+        if greeting.magic != MAGIC {
+            return Err(HandshakeError::NotFarcell);
+        }
+        if greeting.version != crate::wire::VERSION {
+            return Err(HandshakeError::Version(greeting.version));
+        }
+        let mut hello = Hello {
+            magic: MAGIC,
+            version: crate::wire::VERSION,
+            reserved: [0; 6],
+            nonce,
+            incarnation: resume.incarnation,
+            session: resume.session,
+            next_request: resume.next_request,
+            proof: [0; 32],
+        };
+        hello.proof = key.prove(
+            CLIENT,
+            &[bytemuck::bytes_of(&greeting), &bytemuck::bytes_of(&hello)[..HELLO_LEN - PROOF]],
+        );
+        Ok(ClientHandshake { key, greeting, hello })
+    }
+
+    /// What to send.
+    #[must_use]
+    pub fn hello(&self) -> [u8; HELLO_LEN] {
+        bytemuck::cast(self.hello)
+    }
+
+    /// Judges the server's answer.
+    ///
+    /// # Errors
+    /// The server said no, or is not the one that it claims to be.
+    pub fn welcome(&self, bytes: &[u8; WELCOME_LEN]) -> Result<Welcome, HandshakeError> {
+        let w: WelcomeBytes = bytemuck::cast(*bytes);
+        if w.magic != MAGIC {
+            return Err(HandshakeError::NotFarcell);
+        }
+        if w.verdict != ACCEPTED {
+            return Err(match Denial::from_code(w.verdict) {
+                Some(Denial::Version) => HandshakeError::Version(w.version),
+                Some(denial) => denial.into(),
+                None => HandshakeError::Malformed,
+            });
+        }
+        let parts: [&[u8]; 3] = [
+            bytemuck::bytes_of(&self.greeting),
+            bytemuck::bytes_of(&self.hello),
+            &bytes[..WELCOME_LEN - PROOF],
+        ];
+        if !self.key.verify(SERVER, &parts, &w.proof) {
+            return Err(HandshakeError::Impostor);
+        }
+        let access = match w.access {
+            1 => Access::ReadWrite,
+            2 => Access::ReadOnly,
+            _ => return Err(HandshakeError::Malformed),
+        };
+        let domain = match w.domain {
+            1 => Domain::Cpu,
+            _ => return Err(HandshakeError::Malformed),
+        };
+        Ok(Welcome {
+            access,
+            domain,
+            resumed: w.resumed != 0,
+            incarnation: w.incarnation,
+            session: w.session,
+            capacity: w.capacity,
+            lease_ms: w.lease_ms,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys() -> Keys {
+        Keys {
+            full: Key::new(*b"full key").unwrap(),
+            read_only: Some(Key::new(*b"read-only key").unwrap()),
+        }
+    }
+
+    const WELCOME: Welcome = Welcome {
+        access: Access::ReadWrite,
+        domain: Domain::Cpu,
+        resumed: true,
+        incarnation: 5,
+        session: 6,
+        capacity: 7,
+        lease_ms: 8,
+    };
+
+    /// Runs an exchange in which `tamper` may change any message under way.
+    fn exchange(
+        client_key: &Key,
+        mut tamper: impl FnMut(usize, &mut [u8]),
+    ) -> (Option<Access>, Result<Welcome, HandshakeError>) {
+        let server = ServerHandshake::new([1; 32]);
+        let mut greeting = server.greeting();
+        tamper(0, &mut greeting);
+        let resume = Resume { incarnation: 5, session: 6, next_request: 9 };
+        let client = match ClientHandshake::new(&greeting, [2; 32], resume, client_key) {
+            Ok(client) => client,
+            Err(e) => return (None, Err(e)),
+        };
+        let mut hello = client.hello();
+        tamper(1, &mut hello);
+        match server.hello(&hello, &keys()) {
+            Ok(proven) => {
+                let welcome = Welcome { access: proven.access, ..WELCOME };
+                let mut bytes = server.welcome(&proven, &welcome, &keys());
+                tamper(2, &mut bytes);
+                (Some(proven.access), client.welcome(&bytes))
+            }
+            Err(Some(reason)) => (None, client.welcome(&denial(reason))),
+            Err(None) => (None, Err(HandshakeError::NotFarcell)),
+        }
+    }
+
+    #[test]
+    fn each_key_opens_its_door() {
+        let (access, welcome) = exchange(&keys().full, |_, _| ());
+        assert_eq!((access, welcome), (Some(Access::ReadWrite), Ok(WELCOME)));
+        let (access, welcome) = exchange(&keys().read_only.unwrap(), |_, _| ());
+        assert_eq!(access, Some(Access::ReadOnly));
+        assert_eq!(welcome.unwrap().access, Access::ReadOnly);
+        let (access, welcome) = exchange(&Key::new(*b"another").unwrap(), |_, _| ());
+        assert_eq!((access, welcome), (None, Err(Denial::Key.into())));
+    }
+
+    #[test]
+    fn a_secret_does_not_show() {
+        assert_eq!(format!("{:?}", keys().full), "Key(secret)");
+        assert_eq!(Key::new(Vec::new()), Err(KeyError::Empty));
+        assert_eq!(Key::new(vec![1; MAX_KEY + 1]), Err(KeyError::TooLong));
+    }
+
+    #[test]
+    fn a_server_without_the_key_is_found_out() {
+        let client_key = keys().full;
+        let thief = Keys { full: Key::new(*b"guess").unwrap(), read_only: None };
+        let server = ServerHandshake::new([3; 32]);
+        let client =
+            ClientHandshake::new(&server.greeting(), [4; 32], Resume::default(), &client_key)
+                .unwrap();
+        let proven = server.hello(&client.hello(), &keys()).unwrap();
+        let forged = server.welcome(&proven, &WELCOME, &thief);
+        assert_eq!(client.welcome(&forged), Err(HandshakeError::Impostor));
+        // Nor is the client's own proof, sent back, one of the server.
+        let mut echoed = server.welcome(&proven, &WELCOME, &thief);
+        echoed[WELCOME_LEN - PROOF..].copy_from_slice(&client.hello()[HELLO_LEN - PROOF..]);
+        assert_eq!(client.welcome(&echoed), Err(HandshakeError::Impostor));
+    }
+
+    #[test]
+    fn another_version_is_named_on_both_sides() {
+        let (_, seen) = exchange(&keys().full, |n, bytes| {
+            if n == 0 {
+                bytes[8] = 9;
+            }
+        });
+        assert_eq!(seen, Err(HandshakeError::Version(9)));
+        let server = ServerHandshake::new([1; 32]);
+        let key = keys().full;
+        let client =
+            ClientHandshake::new(&server.greeting(), [2; 32], Resume::default(), &key).unwrap();
+        let mut hello = client.hello();
+        hello[8] = 9;
+        assert_eq!(server.hello(&hello, &keys()).unwrap_err(), Some(Denial::Version));
+    }
+
+    proptest! {
+        #[test]
+        fn any_changed_bit_ends_it(message in 0usize..3, at in 0usize..200, bit in 0u8..8) {
+            let mut changed = false;
+            let (access, welcome) = exchange(&keys().full, |n, bytes| {
+                if n == message && at < bytes.len() {
+                    bytes[at] ^= 1 << bit;
+                    changed = true;
+                }
+            });
+            if changed {
+                prop_assert!(welcome.is_err());
+                prop_assert_eq!(access.is_some(), message == 2);
+            }
+        }
+
+        #[test]
+        fn a_recorded_hello_opens_nothing(nonce: [u8; 32]) {
+            prop_assume!(nonce != [1; 32]);
+            let first = ServerHandshake::new([1; 32]);
+            let key = keys().full;
+            let client = ClientHandshake::new(&first.greeting(), [2; 32], Resume::default(), &key).unwrap();
+            let second = ServerHandshake::new(nonce);
+            prop_assert_eq!(second.hello(&client.hello(), &keys()).unwrap_err(), Some(Denial::Key));
+        }
+
+        #[test]
+        fn arbitrary_bytes_open_nothing(bytes: [u8; HELLO_LEN], magic: bool) {
+            let mut bytes = bytes;
+            if magic { bytes[..8].copy_from_slice(&MAGIC); }
+            prop_assert!(ServerHandshake::new([1; 32]).hello(&bytes, &keys()).is_err());
+        }
+
+        #[test]
+        fn arbitrary_answers_are_believed_by_nobody(greeting: [u8; GREETING_LEN], welcome: [u8; WELCOME_LEN], magic: bool) {
+            let key = keys().full;
+            let _ = ClientHandshake::new(&greeting, [2; 32], Resume::default(), &key);
+            let server = ServerHandshake::new([1; 32]);
+            let client = ClientHandshake::new(&server.greeting(), [2; 32], Resume::default(), &key).unwrap();
+            let mut welcome = welcome;
+            if magic { welcome[..8].copy_from_slice(&MAGIC); welcome[10] = 0; }
+            prop_assert!(client.welcome(&welcome).is_err());
+        }
+    }
+}

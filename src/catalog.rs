@@ -1,0 +1,376 @@
+//! Names, kinds and shapes of the arrays, and which cells are theirs. Pure.
+
+use crate::layout::{CELLS_PER_LINE, Shape};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Longest name of an array, in bytes.
+pub const MAX_NAME: usize = 128;
+
+/// Most arrays that one server keeps.
+pub const MAX_ARRAYS: usize = 1 << 16;
+
+/// What the cells of an array are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Set, clear, take, wait.
+    Event = 1,
+    /// Signed 63-bit numbers with atomic arithmetic.
+    Counter = 2,
+}
+
+impl Kind {
+    /// The kind with this wire code.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Kind> {
+        match code {
+            1 => Some(Kind::Event),
+            2 => Some(Kind::Counter),
+            _ => None,
+        }
+    }
+
+    /// "event" or "counter".
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Event => "event",
+            Kind::Counter => "counter",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Kind, String> {
+        match s {
+            "event" => Ok(Kind::Event),
+            "counter" => Ok(Kind::Counter),
+            other => Err(format!("{other:?} is no kind of array; use event or counter")),
+        }
+    }
+}
+
+/// Kind and shape together, as two arrays of one name are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Form {
+    /// What the cells are.
+    pub kind: Kind,
+    /// How many there are.
+    pub shape: Shape,
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.shape)
+    }
+}
+
+/// Why a name cannot be the name of an array.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// No characters at all.
+    #[error("a name needs at least one character")]
+    Empty,
+    /// More than [`MAX_NAME`] bytes.
+    #[error("the name has {0} bytes; at most {MAX_NAME} are allowed")]
+    TooLong(usize),
+    /// A character outside the allowed set.
+    #[error("the name has {0:?} at byte {1}; allowed are letters, digits and _ - . / + @")]
+    BadCharacter(char, usize),
+    /// The first character is punctuation.
+    #[error("the name starts with {0:?}; it must start with a letter, a digit or _")]
+    BadStart(char),
+}
+
+/// Checks the name of an array: 1 to 128 ASCII letters, digits and `_-./+@`,
+/// the first one a letter, a digit or `_`.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn check_name(name: &str) -> Result<(), NameError> {
+    if name.len() > MAX_NAME {
+        return Err(NameError::TooLong(name.len()));
+    }
+    if let Some((at, c)) =
+        name.char_indices().find(|&(_, c)| !(c.is_ascii_alphanumeric() || "_-./+@".contains(c)))
+    {
+        return Err(NameError::BadCharacter(c, at));
+    }
+    match name.chars().next() {
+        None => Err(NameError::Empty),
+        Some(c) if c.is_ascii_alphanumeric() || c == '_' => Ok(()),
+        Some(c) => Err(NameError::BadStart(c)),
+    }
+}
+
+/// One array: what it is and which cells it has.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its kind and shape.
+    pub form: Form,
+    /// Its first cell in the segment.
+    pub base: u32,
+    /// How many cells it takes up, padding included.
+    pub extent: u32,
+    alive: AtomicBool,
+}
+
+impl Entry {
+    /// Whether the array has not been removed.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        // Relaxed: read under the catalog's read lock, written under its
+        // write lock; the lock orders the two.
+        self.alive.load(Ordering::Relaxed)
+    }
+}
+
+/// Why the catalog refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CatalogError {
+    /// The name is not one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// Rows or columns are 0.
+    #[error("a shape of {0} has no cells")]
+    Empty(Shape),
+    /// The array exists with another kind or shape.
+    #[error("exists as {0}")]
+    Mismatch(Form),
+    /// No array has that name.
+    #[error("no such array")]
+    Missing,
+    /// Not enough cells in one piece.
+    #[error("{asked} cells asked for, {free} free, at most {largest} in one piece")]
+    Full {
+        /// Cells that the array would take up, padding included.
+        asked: u64,
+        /// Cells that are free.
+        free: u64,
+        /// Cells in the largest free piece.
+        largest: u64,
+    },
+    /// [`MAX_ARRAYS`] exist already.
+    #[error("the server has {MAX_ARRAYS} arrays already")]
+    TooMany,
+}
+
+/// Every array of a server, and the free cells between them.
+#[derive(Debug)]
+pub struct Catalog {
+    arrays: BTreeMap<String, Arc<Entry>>,
+    /// Free pieces, by their first cell: no two touch.
+    free: BTreeMap<u32, u32>,
+    capacity: u32,
+}
+
+impl Catalog {
+    /// A catalog with no arrays over `capacity` cells.
+    #[must_use]
+    pub fn new(capacity: u32) -> Catalog {
+        let whole = capacity - capacity % CELLS_PER_LINE;
+        Catalog {
+            arrays: BTreeMap::new(),
+            free: (whole > 0).then_some((0, whole)).into_iter().collect(),
+            capacity,
+        }
+    }
+
+    /// Cells of the segment.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Cells that no array has, and the size of the largest piece of them.
+    #[must_use]
+    pub fn free_cells(&self) -> (u64, u64) {
+        let sum = self.free.values().map(|&n| u64::from(n)).sum();
+        let largest = self.free.values().max().copied().unwrap_or(0);
+        (sum, u64::from(largest))
+    }
+
+    /// How many arrays there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.arrays.len()
+    }
+
+    /// The array of this name.
+    ///
+    /// # Errors
+    /// The name is none, or no array has it.
+    pub fn get(&self, name: &str) -> Result<Arc<Entry>, CatalogError> {
+        check_name(name)?;
+        self.arrays.get(name).cloned().ok_or(CatalogError::Missing)
+    }
+
+    /// Opens the array of this name, or makes it. The flag says that it is new.
+    ///
+    /// # Errors
+    /// Bad name, empty shape, another kind or shape, not enough cells.
+    pub fn open_or_create(
+        &mut self,
+        name: &str,
+        form: Form,
+    ) -> Result<(Arc<Entry>, bool), CatalogError> {
+        check_name(name)?;
+        if form.shape.len() == 0 {
+            return Err(CatalogError::Empty(form.shape));
+        }
+        if let Some(entry) = self.arrays.get(name) {
+            if entry.form != form {
+                return Err(CatalogError::Mismatch(entry.form));
+            }
+            return Ok((entry.clone(), false));
+        }
+        if self.arrays.len() >= MAX_ARRAYS {
+            return Err(CatalogError::TooMany);
+        }
+        let (base, extent) = self.allocate(form.shape.extent())?;
+        let entry = Arc::new(Entry {
+            name: name.to_owned(),
+            form,
+            base,
+            extent,
+            alive: AtomicBool::new(true),
+        });
+        self.arrays.insert(name.to_owned(), entry.clone());
+        Ok((entry, true))
+    }
+
+    /// Removes an array and gives its cells back. Whoever still holds the
+    /// entry sees that it is no longer alive.
+    ///
+    /// # Errors
+    /// The name is none, or no array has it.
+    pub fn remove(&mut self, name: &str) -> Result<Arc<Entry>, CatalogError> {
+        check_name(name)?;
+        let entry = self.arrays.remove(name).ok_or(CatalogError::Missing)?;
+        // Relaxed: see `Entry::is_alive`.
+        entry.alive.store(false, Ordering::Relaxed);
+        self.release(entry.base, entry.extent);
+        Ok(entry)
+    }
+
+    /// Up to `most` arrays whose names come after `after`, in order of name.
+    pub fn list(&self, after: &str, most: usize) -> impl Iterator<Item = &Arc<Entry>> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        self.arrays.range::<str, _>((Excluded(after), Unbounded)).map(|(_, entry)| entry).take(most)
+    }
+
+    fn allocate(&mut self, asked: u64) -> Result<(u32, u32), CatalogError> {
+        let fit = u32::try_from(asked)
+            .ok()
+            .and_then(|n| Some((n, self.free.iter().find(|&(_, &len)| len >= n)?)));
+        let Some((n, (&base, &len))) = fit else {
+            let (free, largest) = self.free_cells();
+            return Err(CatalogError::Full { asked, free, largest });
+        };
+        self.free.remove(&base);
+        if len > n {
+            self.free.insert(base + n, len - n);
+        }
+        Ok((base, n))
+    }
+
+    fn release(&mut self, mut base: u32, mut len: u32) {
+        if let Some((&before, &n)) = self.free.range(..base).next_back()
+            && before + n == base
+        {
+            self.free.remove(&before);
+            base = before;
+            len += n;
+        }
+        if let Some(n) = self.free.remove(&(base + len)) {
+            len += n;
+        }
+        self.free.insert(base, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn form(rows: u32, cols: u32) -> Form {
+        Form { kind: Kind::Event, shape: Shape { rows, cols } }
+    }
+
+    #[test]
+    fn names() {
+        for good in ["a", "read_events", "run-7/params.v2", "_x", "0+1@n"] {
+            assert_eq!(check_name(good), Ok(()), "{good}");
+        }
+        assert_eq!(check_name(""), Err(NameError::Empty));
+        assert_eq!(check_name("a b"), Err(NameError::BadCharacter(' ', 1)));
+        assert_eq!(check_name("é"), Err(NameError::BadCharacter('é', 0)));
+        assert_eq!(check_name("a\0"), Err(NameError::BadCharacter('\0', 1)));
+        assert_eq!(check_name("-a"), Err(NameError::BadStart('-')));
+        assert_eq!(check_name(&"x".repeat(129)), Err(NameError::TooLong(129)));
+    }
+
+    #[test]
+    fn another_form_is_refused_and_named() {
+        let mut c = Catalog::new(1024);
+        c.open_or_create("a", form(4, 4)).unwrap();
+        assert!(!c.open_or_create("a", form(4, 4)).unwrap().1);
+        assert_eq!(
+            c.open_or_create("a", form(4, 5)).unwrap_err(),
+            CatalogError::Mismatch(form(4, 4))
+        );
+        assert_eq!(
+            c.open_or_create("b", form(0, 5)).unwrap_err(),
+            CatalogError::Empty(Shape { rows: 0, cols: 5 })
+        );
+    }
+
+    #[test]
+    fn a_full_segment_says_how_full() {
+        let mut c = Catalog::new(64);
+        c.open_or_create("a", form(1, 40)).unwrap();
+        assert_eq!(
+            c.open_or_create("b", form(2, 12)).unwrap_err(),
+            CatalogError::Full { asked: 48, free: 24, largest: 24 }
+        );
+        assert!(matches!(
+            c.open_or_create("c", form(1 << 20, 1 << 20)).unwrap_err(),
+            CatalogError::Full { asked, .. } if asked > 1 << 40
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn cells_belong_to_one_array(ops in prop::collection::vec((0u8..12, 1u32..6, 1u32..20, any::<bool>()), 1..200)) {
+            let mut c = Catalog::new(600);
+            for (n, rows, cols, open) in ops {
+                let name = format!("a{n}");
+                if open { let _ = c.open_or_create(&name, form(rows, cols)); } else { let _ = c.remove(&name); }
+                let mut owned = vec![0u8; 600];
+                for e in c.list("", usize::MAX) {
+                    for cell in &mut owned[e.base as usize..(e.base + e.extent) as usize] { *cell += 1; }
+                }
+                for (&base, &len) in &c.free {
+                    for cell in &mut owned[base as usize..(base + len) as usize] { *cell += 1; }
+                }
+                prop_assert!(owned.iter().all(|&n| n == 1));
+            }
+            let names: Vec<String> = c.list("", usize::MAX).map(|e| e.name.clone()).collect();
+            for name in names { c.remove(&name).unwrap(); }
+            prop_assert_eq!(c.free_cells(), (600, 600));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What every handle has: an array, and which cell of it.
+
+use super::Client;
+use super::select::{Cell, Woken};
+use crate::catalog::Form;
+use crate::cell::Op;
+use crate::error::{Error, Result};
+use crate::layout::Run;
+use crate::transport::tcp::Canceller;
+use crate::transport::{CellOp, Failure, Transport};
+use crate::wire::{self, Refusal, WaitRecord};
+use std::time::Duration;
+
+/// An array that the session has open. The one place where row and column
+/// become the place of a cell.
+#[derive(Debug)]
+pub(super) struct Array {
+    pub client: Client,
+    pub name: String,
+    pub form: Form,
+    pub number: u16,
+}
+
+impl Array {
+    pub fn rows(&self) -> usize {
+        self.form.shape.rows as usize
+    }
+
+    pub fn cols(&self) -> usize {
+        self.form.shape.cols as usize
+    }
+
+    /// The way to the cells.
+    fn transport(&self) -> &dyn Transport {
+        &*self.client.core.link
+    }
+
+    /// Where a cell is, counted from the start of the array. Arithmetic only.
+    pub fn offset(&self, row: usize, col: usize) -> Result<u32> {
+        let place = match (u32::try_from(row), u32::try_from(col)) {
+            (Ok(r), Ok(c)) => self.form.shape.offset(r, c),
+            _ => None,
+        };
+        place.ok_or_else(|| Error::OutOfRange {
+            name: self.name.clone(),
+            row,
+            col,
+            rows: self.rows(),
+            cols: self.cols(),
+        })
+    }
+
+    /// One operation on one cell; the word before it.
+    pub fn execute(&self, op: Op, offset: u32, a: i64, b: i64) -> Result<u64> {
+        let cell = CellOp { op, array: self.number, offset, a: a as u64, b: b as u64 };
+        self.transport().execute(cell).map_err(|f| self.explain(f, op.name()))
+    }
+
+    /// One operation on many cells; the words before it.
+    pub fn execute_runs(&self, op: Op, runs: &[Run]) -> Result<Vec<u64>> {
+        self.transport().execute_runs(op, self.number, runs).map_err(|f| self.explain(f, op.name()))
+    }
+
+    /// Waits for cells. `cells` are those of the records, in order.
+    pub fn wait(
+        &self,
+        need: usize,
+        records: &[WaitRecord],
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+        cells: impl Fn(usize) -> (usize, usize),
+    ) -> Result<Woken> {
+        let total: u64 = records.iter().map(|r| u64::from(r.run.count)).sum();
+        if total > wire::MAX_WAIT_CELLS as u64 {
+            let what = format!(
+                "a wait takes at most {} cells, asked for were {total}; wait on parts of array {:?}",
+                wire::MAX_WAIT_CELLS,
+                self.name
+            );
+            return Err(Error::BadSelection { what });
+        }
+        if need == 0 || need as u64 > total {
+            let what = format!("a wait for {need} of {total} cells: from 1 to all are possible");
+            return Err(Error::BadSelection { what });
+        }
+        let waited = self
+            .transport()
+            .wait(need as u32, records, timeout, cancel)
+            .map_err(|f| self.explain(f, "wait"))?;
+        let fired = waited.fired.into_iter().filter(|(i, _)| u64::from(*i) < total);
+        let cells = fired
+            .map(|(index, word)| {
+                let (row, col) = cells(index as usize);
+                Cell { row, col, word }
+            })
+            .collect();
+        Ok(Woken { satisfied: waited.satisfied, cells })
+    }
+
+    /// A failure in terms of this array.
+    pub fn explain(&self, failure: Failure, op: &'static str) -> Error {
+        let name = self.name.clone();
+        match failure {
+            Failure::Error(error) => error,
+            Failure::Refused(refusal, _) => match refusal {
+                Refusal::NoArray | Refusal::Catalog(_) => Error::ArrayRemoved { name },
+                Refusal::WrongKind(kind) => Error::WrongKind { name, kind, op },
+                Refusal::ReadOnly => Error::ReadOnly { op },
+                Refusal::TooManyWaits => Error::Limit {
+                    addr: self.client.core.link.addr(),
+                    what: "this session waits on as many cells as it may".to_owned(),
+                },
+                Refusal::OutOfRange | Refusal::TooLarge | Refusal::TooManyArrays => {
+                    self.client.senseless(&format!("a refusal ({refusal:?})"))
+                }
+            },
+        }
+    }
+}

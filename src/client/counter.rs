@@ -1,0 +1,274 @@
+//! Counters.
+
+use super::array::Array;
+use super::select::{Selection, Woken};
+use crate::cell::{self, Comparison, Op, pack};
+use crate::error::{Error, Result};
+use crate::layout::Run;
+use crate::transport::tcp::Canceller;
+use crate::wire::WaitRecord;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A named array of counters, `rows` x `cols`. A handle: cheap to clone, and
+/// indexing it is arithmetic.
+#[derive(Clone, Debug)]
+pub struct CounterArray {
+    array: Arc<Array>,
+}
+
+impl CounterArray {
+    pub(super) fn new(array: Arc<Array>) -> CounterArray {
+        CounterArray { array }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.array.name
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.array.rows()
+    }
+
+    /// Columns.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.array.cols()
+    }
+
+    /// One counter. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn at(&self, row: usize, col: usize) -> Result<Counter> {
+        let offset = self.array.offset(row, col)?;
+        Ok(Counter { array: self.array.clone(), offset, row, col })
+    }
+
+    /// The counter with this index, counted along the rows. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn flat(&self, index: usize) -> Result<Counter> {
+        self.at(index / self.cols(), index % self.cols())
+    }
+
+    /// Every counter, row by row. No I/O.
+    #[must_use]
+    pub fn all(&self) -> Counters {
+        Counters(Selection::all(&self.array))
+    }
+
+    /// The counters of a row. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn row(&self, row: usize) -> Result<Counters> {
+        Selection::row(&self.array, row).map(Counters)
+    }
+
+    /// The counters of a column. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn column(&self, col: usize) -> Result<Counters> {
+        Selection::column(&self.array, col).map(Counters)
+    }
+
+    /// Any counters, as `(row, column)`, in the order given. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::BadSelection`] for an empty list.
+    pub fn cells(&self, cells: &[(usize, usize)]) -> Result<Counters> {
+        Selection::list(&self.array, cells).map(Counters)
+    }
+}
+
+/// One counter: a signed number of 63 bits, -2^62 to 2^62 - 1. Adding wraps;
+/// an operand that does not fit is an error and never cut. All operations are
+/// one round trip, and acquire and release.
+#[derive(Clone, Debug)]
+pub struct Counter {
+    pub(super) array: Arc<Array>,
+    pub(super) offset: u32,
+    row: usize,
+    col: usize,
+}
+
+impl Counter {
+    /// Its row.
+    #[must_use]
+    pub fn row(&self) -> usize {
+        self.row
+    }
+
+    /// Its column.
+    #[must_use]
+    pub fn col(&self) -> usize {
+        self.col
+    }
+
+    fn execute(&self, op: Op, a: i64, b: i64) -> Result<i64> {
+        fits(a)?;
+        fits(b)?;
+        Ok(cell::value(self.array.execute(op, self.offset, a, b)?))
+    }
+
+    /// Its value.
+    ///
+    /// # Errors
+    /// As [`Event::is_set`](crate::Event::is_set).
+    pub fn load(&self) -> Result<i64> {
+        self.execute(Op::Load, 0, 0)
+    }
+
+    /// Puts a value. Safe to repeat, so a restarted server gets it too.
+    ///
+    /// # Errors
+    /// As [`Event::set`](crate::Event::set); [`Error::ValueTooLarge`].
+    pub fn store(&self, value: i64) -> Result<()> {
+        self.execute(Op::Store, value, 0).map(drop)
+    }
+
+    /// Adds, wrapping in 63 bits, and returns the value before.
+    ///
+    /// # Errors
+    /// As [`Event::take`](crate::Event::take); [`Error::ValueTooLarge`].
+    pub fn fetch_add(&self, delta: i64) -> Result<i64> {
+        self.execute(Op::Add, delta, 0)
+    }
+
+    /// Puts `new` if the value is `expected`. The inner result is as that of
+    /// `std::sync::atomic`: `Ok` with the value before, or `Err` with the one
+    /// that was found instead.
+    ///
+    /// # Errors
+    /// As [`Event::take`](crate::Event::take); [`Error::ValueTooLarge`].
+    pub fn compare_exchange(&self, expected: i64, new: i64) -> Result<Result<i64, i64>> {
+        let found = self.execute(Op::CompareExchange, expected, new)?;
+        Ok(if found == expected { Ok(found) } else { Err(found) })
+    }
+
+    /// Puts a value and returns the one before.
+    ///
+    /// # Errors
+    /// As [`fetch_add`](Self::fetch_add).
+    pub fn swap(&self, value: i64) -> Result<i64> {
+        self.execute(Op::Swap, value, 0)
+    }
+
+    /// Bitwise and; returns the value before.
+    ///
+    /// # Errors
+    /// As [`fetch_add`](Self::fetch_add).
+    pub fn fetch_and(&self, mask: i64) -> Result<i64> {
+        self.execute(Op::And, mask, 0)
+    }
+
+    /// Bitwise or; returns the value before.
+    ///
+    /// # Errors
+    /// As [`fetch_add`](Self::fetch_add).
+    pub fn fetch_or(&self, mask: i64) -> Result<i64> {
+        self.execute(Op::Or, mask, 0)
+    }
+
+    /// Bitwise exclusive or; returns the value before.
+    ///
+    /// # Errors
+    /// As [`fetch_add`](Self::fetch_add).
+    pub fn fetch_xor(&self, mask: i64) -> Result<i64> {
+        self.execute(Op::Xor, mask, 0)
+    }
+
+    /// Sleeps until its value compares to `value` like this, and returns the
+    /// value that did; returns at once if it does. `None`: the time was over.
+    /// Without a time it waits for ever.
+    ///
+    /// # Errors
+    /// As [`Event::wait_with`](crate::Event::wait_with);
+    /// [`Error::ValueTooLarge`].
+    pub fn wait_until(
+        &self,
+        comparison: Comparison,
+        value: i64,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Option<i64>> {
+        fits(value)?;
+        let record = WaitRecord {
+            array: self.array.number,
+            comparison: comparison as u8,
+            reserved: 0,
+            run: Run::one(self.offset).into(),
+            value,
+        };
+        let here = |_| (self.row, self.col);
+        let woken = self.array.wait(1, &[record], timeout, cancel, here)?;
+        Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|c| c.value()))
+    }
+}
+
+/// Some counters of an array. What is done with them is one request.
+#[derive(Clone, Debug)]
+pub struct Counters(Selection);
+
+impl Counters {
+    /// How many they are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none. There always are some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their values, in their order. Each is read atomically, all of them not
+    /// at one instant.
+    ///
+    /// # Errors
+    /// As [`Counter::load`].
+    pub fn snapshot(&self) -> Result<Vec<i64>> {
+        Ok(self.0.execute(Op::Load)?.into_iter().map(cell::value).collect())
+    }
+
+    /// How many waits are parked on each, in their order.
+    ///
+    /// # Errors
+    /// As [`Counter::load`].
+    pub fn waiters(&self) -> Result<Vec<usize>> {
+        Ok(self.0.execute(Op::Waiters)?.into_iter().map(|n| n as usize).collect())
+    }
+
+    /// Sleeps until at least `need` of them compare to `value` like this.
+    ///
+    /// # Errors
+    /// As [`Counter::wait_until`]; [`Error::BadSelection`] when `need` is 0 or
+    /// more than there are, or they are more than 61,440.
+    pub fn wait_some(
+        &self,
+        need: usize,
+        comparison: Comparison,
+        value: i64,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Woken> {
+        fits(value)?;
+        self.0.wait(need, comparison as u8, value, timeout, cancel)
+    }
+}
+
+/// Refuses what does not fit 63 bits.
+pub(super) fn fits(value: i64) -> Result<()> {
+    match pack(value) {
+        Some(_) => Ok(()),
+        None => Err(Error::ValueTooLarge { value }),
+    }
+}

@@ -1,0 +1,397 @@
+//! Events.
+
+use super::array::Array;
+use super::select::{Selection, Woken};
+use crate::cell::{self, Comparison, Op};
+use crate::error::Result;
+use crate::layout::Run;
+use crate::transport::tcp::Canceller;
+use crate::wire::{UNTIL_SET, WaitRecord};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A named array of events, `rows` x `cols`. A handle: cheap to clone, and
+/// indexing it is arithmetic.
+#[derive(Clone, Debug)]
+pub struct EventArray {
+    array: Arc<Array>,
+}
+
+impl EventArray {
+    pub(super) fn new(array: Arc<Array>) -> EventArray {
+        EventArray { array }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.array.name
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.array.rows()
+    }
+
+    /// Columns.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.array.cols()
+    }
+
+    /// One event. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub fn at(&self, row: usize, col: usize) -> Result<Event> {
+        let offset = self.array.offset(row, col)?;
+        Ok(Event { array: self.array.clone(), offset, row, col })
+    }
+
+    /// The event with this index, counted along the rows: `row * cols + col`.
+    /// No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub fn flat(&self, index: usize) -> Result<Event> {
+        self.at(index / self.cols(), index % self.cols())
+    }
+
+    /// Every event, row by row. No I/O.
+    #[must_use]
+    pub fn all(&self) -> Events {
+        Events(Selection::all(&self.array))
+    }
+
+    /// The events of a row. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub fn row(&self, row: usize) -> Result<Events> {
+        Selection::row(&self.array, row).map(Events)
+    }
+
+    /// The events of a column. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+    pub fn column(&self, col: usize) -> Result<Events> {
+        Selection::column(&self.array, col).map(Events)
+    }
+
+    /// Any events, as `(row, column)`, in the order given. No I/O.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange),
+    /// [`Error::BadSelection`](crate::Error::BadSelection) for an empty list.
+    pub fn cells(&self, cells: &[(usize, usize)]) -> Result<Events> {
+        Selection::list(&self.array, cells).map(Events)
+    }
+
+    /// As [`all`](Self::all)`().snapshot()`.
+    ///
+    /// # Errors
+    /// As [`Events::snapshot`].
+    pub fn snapshot(&self) -> Result<Vec<bool>> {
+        self.all().snapshot()
+    }
+
+    /// As [`all`](Self::all)`().set_all()`.
+    ///
+    /// # Errors
+    /// As [`Events::set_all`].
+    pub fn set_all(&self) -> Result<usize> {
+        self.all().set_all()
+    }
+
+    /// As [`all`](Self::all)`().clear_all()`.
+    ///
+    /// # Errors
+    /// As [`Events::clear_all`].
+    pub fn clear_all(&self) -> Result<usize> {
+        self.all().clear_all()
+    }
+}
+
+/// One event. It behaves as Python's `threading.Event`, across machines, and
+/// loses nothing: it counts its transitions, so a set that was cleared at once
+/// still ends every wait that was there.
+///
+/// What a thread did before `set` is visible to whoever has seen the event
+/// set (release and acquire).
+#[derive(Clone, Debug)]
+pub struct Event {
+    pub(super) array: Arc<Array>,
+    pub(super) offset: u32,
+    row: usize,
+    col: usize,
+}
+
+impl Event {
+    /// Its row.
+    #[must_use]
+    pub fn row(&self) -> usize {
+        self.row
+    }
+
+    /// Its column.
+    #[must_use]
+    pub fn col(&self) -> usize {
+        self.col
+    }
+
+    fn execute(&self, op: Op) -> Result<u64> {
+        self.array.execute(op, self.offset, 0, 0)
+    }
+
+    /// Sets it and wakes all who wait. `false`: it was set before, and nothing
+    /// changed. One round trip.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly),
+    /// [`Error::ArrayRemoved`](crate::Error::ArrayRemoved),
+    /// [`Error::Unreachable`](crate::Error::Unreachable) or
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) when the server
+    /// stays away, [`Error::ServerGoingAway`](crate::Error::ServerGoingAway).
+    pub fn set(&self) -> Result<bool> {
+        Ok(!cell::event_is_set(self.execute(Op::Set)?))
+    }
+
+    /// Clears it. `false`: it was clear before, and nothing changed. One round
+    /// trip.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set).
+    pub fn clear(&self) -> Result<bool> {
+        Ok(cell::event_is_set(self.execute(Op::Clear)?))
+    }
+
+    /// Whether it is set. One round trip.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set), but never that the outcome is unknown.
+    pub fn is_set(&self) -> Result<bool> {
+        Ok(cell::event_is_set(self.execute(Op::Load)?))
+    }
+
+    /// Clears it if it is set, and says whether it was: `true` for exactly one
+    /// of all who take the same set. One round trip.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set). Unlike set and clear it is never done twice, so
+    /// when the server dies under it the outcome is unknown.
+    pub fn take(&self) -> Result<bool> {
+        Ok(cell::event_is_set(self.execute(Op::Take)?))
+    }
+
+    /// How many transitions it has made: odd means set, and half of it, rounded
+    /// up, is how often it was set. One round trip.
+    ///
+    /// # Errors
+    /// As [`is_set`](Self::is_set).
+    pub fn transitions(&self) -> Result<u64> {
+        Ok(cell::value(self.execute(Op::Load)?) as u64)
+    }
+
+    /// Sleeps until it is set; returns at once if it is. Also returns if it
+    /// was set and cleared again meanwhile.
+    ///
+    /// # Errors
+    /// As [`is_set`](Self::is_set).
+    pub fn wait(&self) -> Result<()> {
+        self.wait_with(None, None).map(drop)
+    }
+
+    /// As [`wait`](Self::wait), for this long at most. `false`: the time was
+    /// over. With a time of 0 it says whether the event is set.
+    ///
+    /// # Errors
+    /// As [`is_set`](Self::is_set).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        self.wait_with(Some(timeout), None)
+    }
+
+    /// As [`wait`](Self::wait), with a time and a way to cancel, both optional.
+    /// `false`: the time was over.
+    ///
+    /// # Errors
+    /// As [`is_set`](Self::is_set), and
+    /// [`Error::Cancelled`](crate::Error::Cancelled).
+    pub fn wait_with(&self, timeout: Option<Duration>, cancel: Option<&Canceller>) -> Result<bool> {
+        self.wait_for(UNTIL_SET, 0, timeout, cancel).map(|word| word.is_some())
+    }
+
+    /// Sleeps until the transition count is another one than `seen`, and
+    /// returns it; returns at once if it is. Who starts with
+    /// [`transitions`](Self::transitions) and goes on with what this returns
+    /// can count every set.
+    ///
+    /// # Errors
+    /// As [`is_set`](Self::is_set).
+    pub fn wait_after(&self, seen: u64) -> Result<u64> {
+        loop {
+            if let Some(now) = self.wait_after_with(seen, None, None)? {
+                return Ok(now);
+            }
+        }
+    }
+
+    /// As [`wait_after`](Self::wait_after), with a time and a way to cancel.
+    /// `None`: the time was over.
+    ///
+    /// # Errors
+    /// As [`wait_with`](Self::wait_with).
+    pub fn wait_after_with(
+        &self,
+        seen: u64,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Option<u64>> {
+        let word = self.wait_for(Comparison::Ne as u8, seen as i64, timeout, cancel)?;
+        Ok(word.map(|word| cell::value(word) as u64))
+    }
+
+    fn wait_for(
+        &self,
+        comparison: u8,
+        value: i64,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Option<u64>> {
+        let run = Run::one(self.offset).into();
+        let record = WaitRecord { array: self.array.number, comparison, reserved: 0, run, value };
+        let here = |_| (self.row, self.col);
+        let woken = self.array.wait(1, &[record], timeout, cancel, here)?;
+        Ok(woken.cells().first().map(|c| c.word).filter(|_| woken.is_satisfied()))
+    }
+}
+
+/// Some events of an array. What is done with them is one request, however
+/// many they are (up to 131,072; more are sent in parts, all at once).
+#[derive(Clone, Debug)]
+pub struct Events(Selection);
+
+impl Events {
+    /// How many they are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none. There always are some.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Row and column of the event with this index in the selection.
+    ///
+    /// # Panics
+    /// The index is [`len`](Self::len) or more.
+    #[must_use]
+    pub fn cell(&self, index: usize) -> (usize, usize) {
+        assert!(index < self.len(), "index {index} of {} events", self.len());
+        self.0.cell(index)
+    }
+
+    /// Which of them are set, in their order. Each is read atomically, all of
+    /// them not at one instant.
+    ///
+    /// # Errors
+    /// As [`Event::is_set`].
+    pub fn snapshot(&self) -> Result<Vec<bool>> {
+        Ok(self.0.execute(Op::Load)?.into_iter().map(cell::event_is_set).collect())
+    }
+
+    /// The transition count of each, in their order.
+    ///
+    /// # Errors
+    /// As [`Event::is_set`].
+    pub fn transitions(&self) -> Result<Vec<u64>> {
+        Ok(self.0.execute(Op::Load)?.into_iter().map(|w| cell::value(w) as u64).collect())
+    }
+
+    /// How many waits are parked on each, in their order.
+    ///
+    /// # Errors
+    /// As [`Event::is_set`].
+    pub fn waiters(&self) -> Result<Vec<usize>> {
+        Ok(self.0.execute(Op::Waiters)?.into_iter().map(|n| n as usize).collect())
+    }
+
+    /// Sets all of them, and says how many were clear before.
+    ///
+    /// # Errors
+    /// As [`Event::set`].
+    pub fn set_all(&self) -> Result<usize> {
+        let before = self.0.execute(Op::Set)?;
+        Ok(before.into_iter().filter(|&w| !cell::event_is_set(w)).count())
+    }
+
+    /// Clears all of them, and says how many were set before.
+    ///
+    /// # Errors
+    /// As [`Event::set`].
+    pub fn clear_all(&self) -> Result<usize> {
+        let before = self.0.execute(Op::Clear)?;
+        Ok(before.into_iter().filter(|&w| cell::event_is_set(w)).count())
+    }
+
+    /// Sleeps until one of them is set. The answer names all that were by
+    /// then. Without a time it waits for ever.
+    ///
+    /// # Errors
+    /// As [`Event::wait`].
+    pub fn wait_any(&self, timeout: Option<Duration>) -> Result<Woken> {
+        self.wait_with(1, timeout, None)
+    }
+
+    /// Sleeps until each of them has been set since the call, or was before;
+    /// they need not be set at one instant.
+    ///
+    /// # Errors
+    /// As [`Event::wait`].
+    pub fn wait_all(&self, timeout: Option<Duration>) -> Result<Woken> {
+        self.wait_with(self.len(), timeout, None)
+    }
+
+    /// Sleeps until at least `need` of them are set.
+    ///
+    /// # Errors
+    /// As [`Event::wait`]; [`Error::BadSelection`](crate::Error::BadSelection)
+    /// when `need` is 0 or more than there are, or they are more than 61,440.
+    pub fn wait_some(&self, need: usize, timeout: Option<Duration>) -> Result<Woken> {
+        self.wait_with(need, timeout, None)
+    }
+
+    /// As [`wait_some`](Self::wait_some), with a way to cancel.
+    ///
+    /// # Errors
+    /// As [`wait_some`](Self::wait_some), and
+    /// [`Error::Cancelled`](crate::Error::Cancelled).
+    pub fn wait_with(
+        &self,
+        need: usize,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Woken> {
+        self.0.wait_set(need, timeout, cancel)
+    }
+
+    /// Sleeps until at least `need` of them have another transition count than
+    /// the one in `seen`.
+    ///
+    /// # Errors
+    /// As [`wait_with`](Self::wait_with).
+    pub fn wait_after(
+        &self,
+        need: usize,
+        seen: &[u64],
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Woken> {
+        let seen: Vec<i64> = seen.iter().map(|&v| v as i64).collect();
+        self.0.wait_changed(need, &seen, timeout, cancel)
+    }
+}

@@ -1,0 +1,447 @@
+//! The client: a session with a server, and handles to its arrays.
+
+mod array;
+mod batch;
+mod counter;
+mod event;
+mod select;
+
+pub use batch::{Batch, Outcome};
+pub use counter::{Counter, CounterArray, Counters};
+pub use event::{Event, EventArray, Events};
+pub use select::{Cell, Woken};
+
+use crate::addr::DEFAULT_PORT;
+use crate::auth::{Access, Domain, Key, Resume};
+use crate::catalog::{CatalogError, Form, Kind, check_name};
+use crate::error::{Error, Result};
+use crate::keyfile;
+use crate::layout::Shape;
+use crate::server::{catalog_error, shape};
+use crate::transport::connect::{Target, connect};
+use crate::transport::tcp::{Link, Settings};
+use crate::transport::{Failure, keeper};
+use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
+use array::Array;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Names the server, as `HOST:PORT`.
+pub const ENV_ADDR: &str = "FARCELL_ADDR";
+
+/// How a client is set up. Made by [`Client::builder`].
+#[derive(Clone, Debug)]
+pub struct ClientBuilder {
+    addr: Option<String>,
+    key: Option<(Key, String)>,
+    key_file: Option<PathBuf>,
+    connect_timeout: Duration,
+    wait_for_server: Duration,
+    reconnect_for: Duration,
+    spin: Duration,
+}
+
+impl ClientBuilder {
+    /// The server, as `HOST:PORT`. Without it `FARCELL_ADDR` counts, and
+    /// without that `localhost:7117`.
+    #[must_use]
+    pub fn addr(mut self, addr: impl Into<String>) -> ClientBuilder {
+        self.addr = Some(addr.into());
+        self
+    }
+
+    /// The key. Without it, and without [`key_file`](Self::key_file), the file
+    /// that `FARCELL_AUTHKEY_FILE` names counts, and without that the user's
+    /// own, `~/.config/farcell/authkey`.
+    #[must_use]
+    pub fn key(mut self, key: Key) -> ClientBuilder {
+        self.key = Some((key, "the program".to_owned()));
+        self
+    }
+
+    /// A file that holds the key.
+    #[must_use]
+    pub fn key_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
+        self.key_file = Some(path.into());
+        self
+    }
+
+    /// How long one attempt to connect may take; 5 s unless told otherwise.
+    #[must_use]
+    pub fn connect_timeout(mut self, time: Duration) -> ClientBuilder {
+        self.connect_timeout = time;
+        self
+    }
+
+    /// Goes on trying for this long when nothing listens there yet, for
+    /// programs that start together with their server; not at all unless told
+    /// otherwise.
+    #[must_use]
+    pub fn wait_for_server(mut self, time: Duration) -> ClientBuilder {
+        self.wait_for_server = time;
+        self
+    }
+
+    /// How long an operation waits for a lost connection to come back; 30 s
+    /// unless told otherwise.
+    #[must_use]
+    pub fn reconnect_for(mut self, time: Duration) -> ClientBuilder {
+        self.reconnect_for = time;
+        self
+    }
+
+    /// How long an operation looks for its answer, burning a core, before it
+    /// sleeps; not at all unless told otherwise.
+    #[must_use]
+    pub fn spin(mut self, time: Duration) -> ClientBuilder {
+        self.spin = time;
+        self
+    }
+
+    /// Connects and proves to know the key. Blocks for the connect timeout at
+    /// most, or as long as it waits for the server.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::NotFarcell`],
+    /// [`Error::VersionMismatch`], [`Error::AuthenticationFailed`],
+    /// [`Error::Impostor`], [`Error::ServerFull`], [`Error::BadAddress`], and
+    /// [`Error::NoKey`] or [`Error::KeyFile`] before anything is sent.
+    pub fn connect(self) -> Result<Client> {
+        let (key, key_source) = self.find_key()?;
+        let addr = match self.addr {
+            Some(addr) => addr,
+            None => match std::env::var(ENV_ADDR) {
+                Ok(addr) if !addr.is_empty() => addr,
+                _ => format!("localhost:{DEFAULT_PORT}"),
+            },
+        };
+        let target = Target { addr, key, key_source, timeout: self.connect_timeout };
+        let patience = Instant::now() + self.wait_for_server;
+        let (socket, welcome) = loop {
+            match connect(&target, Resume::default()) {
+                Err(Error::Unreachable { .. } | Error::ServerGoingAway { .. })
+                    if Instant::now() < patience =>
+                {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                other => break other?,
+            }
+        };
+        let settings = Settings { target, reconnect_for: self.reconnect_for, spin: self.spin };
+        let link = Link::new(settings, socket, welcome);
+        let first = Instant::now() + Duration::from_millis(welcome.lease_ms) / 3;
+        keeper::keep(Arc::downgrade(&link), first)
+            .map_err(|e| Error::os("starting the thread that keeps leases", e))?;
+        Ok(Client { core: Arc::new(Core { link }) })
+    }
+
+    fn find_key(&self) -> Result<(Key, String)> {
+        if let Some((key, source)) = &self.key {
+            return Ok((key.clone(), source.clone()));
+        }
+        let named = self.key_file.clone();
+        let path = match &named {
+            Some(path) => path.clone(),
+            None => keyfile::path_from_env()?,
+        };
+        let is_default = named.is_none() && std::env::var_os(keyfile::ENV_KEY_FILE).is_none();
+        if is_default && !path.exists() {
+            return Err(Error::NoKey { path });
+        }
+        Ok((keyfile::load(&path)?, path.display().to_string()))
+    }
+}
+
+/// What a client and its handles share.
+#[derive(Debug)]
+struct Core {
+    link: Arc<Link>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}
+
+/// A session with a server. Clones are the same session, usable from many
+/// threads at once; it ends when the last of them and of its handles is
+/// dropped.
+///
+/// If the connection is lost it comes back by itself, operations under way
+/// included: one that returns `Ok` has happened exactly once, and one that
+/// fails has not happened, unless the error is [`Error::OutcomeUnknown`].
+#[derive(Clone, Debug)]
+pub struct Client {
+    core: Arc<Core>,
+}
+
+/// An array, as the server lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayInfo {
+    /// Its name.
+    pub name: String,
+    /// What its cells are.
+    pub kind: Kind,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+/// What the server tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerInfo {
+    /// Cells of its segment.
+    pub capacity: u64,
+    /// Cells that no array has.
+    pub free: u64,
+    /// Cells of the largest free piece.
+    pub largest_free: u64,
+    /// Sessions that live.
+    pub sessions: usize,
+    /// Arrays that exist.
+    pub arrays: usize,
+    /// Waits that are parked.
+    pub parked_waits: usize,
+    /// Who changes the cells.
+    pub domain: Domain,
+    /// What this session may do.
+    pub access: Access,
+    /// How long a session lives without a sign from its client.
+    pub lease: Duration,
+}
+
+impl Client {
+    /// Connects to `HOST:PORT` with the key that the environment names or the
+    /// user has.
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::connect`].
+    pub fn connect(addr: impl Into<String>) -> Result<Client> {
+        Client::builder().addr(addr).connect()
+    }
+
+    /// Connects to the server that `FARCELL_ADDR` names.
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::connect`].
+    pub fn from_env() -> Result<Client> {
+        Client::builder().connect()
+    }
+
+    /// Settings, to be changed before connecting.
+    #[must_use]
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder {
+            addr: None,
+            key: None,
+            key_file: None,
+            connect_timeout: Duration::from_secs(5),
+            wait_for_server: Duration::ZERO,
+            reconnect_for: Duration::from_secs(30),
+            spin: Duration::ZERO,
+        }
+    }
+
+    /// Opens an array of events, or creates it with all of them clear. One
+    /// round trip; the handle's own indexing takes none.
+    ///
+    /// # Errors
+    /// [`Error::ArrayMismatch`] if the name has another kind or shape,
+    /// [`Error::BadName`], [`Error::BadShape`], [`Error::SegmentFull`],
+    /// [`Error::ReadOnly`] if it would have to be created and may not.
+    pub fn events(&self, name: &str, rows: usize, cols: usize) -> Result<EventArray> {
+        self.open_or_create(name, Kind::Event, rows, cols).map(EventArray::new)
+    }
+
+    /// Opens an array of counters, or creates it with all of them 0.
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    pub fn counters(&self, name: &str, rows: usize, cols: usize) -> Result<CounterArray> {
+        self.open_or_create(name, Kind::Counter, rows, cols).map(CounterArray::new)
+    }
+
+    /// Opens an array of events of whatever shape it has.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchArray`], [`Error::WrongKind`], [`Error::BadName`].
+    pub fn open_events(&self, name: &str) -> Result<EventArray> {
+        self.open_existing(name, Kind::Event).map(EventArray::new)
+    }
+
+    /// Opens an array of counters of whatever shape it has.
+    ///
+    /// # Errors
+    /// As [`open_events`](Self::open_events).
+    pub fn open_counters(&self, name: &str) -> Result<CounterArray> {
+        self.open_existing(name, Kind::Counter).map(CounterArray::new)
+    }
+
+    /// Every array of the server, by name.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    pub fn list(&self) -> Result<Vec<ArrayInfo>> {
+        let mut all: Vec<ArrayInfo> = Vec::new();
+        loop {
+            let after = all.last().map_or("", |a| a.name.as_str());
+            let bytes = self.ask(Tag::List, after)?;
+            if bytes.is_empty() {
+                return Ok(all);
+            }
+            let more = read_list(&bytes).ok_or_else(|| self.senseless("a list"))?;
+            all.extend(more);
+        }
+    }
+
+    /// The array of this name, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::Unreachable`].
+    pub fn lookup(&self, name: &str) -> Result<Option<ArrayInfo>> {
+        check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
+        // The first one behind all names that are smaller than this one.
+        Ok(self.list()?.into_iter().find(|a| a.name == name))
+    }
+
+    /// Removes an array and gives its cells back. Waits on them end with
+    /// [`Error::ArrayRemoved`], as do later operations through old handles.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchArray`], [`Error::ReadOnly`], [`Error::BadName`].
+    pub fn remove(&self, name: &str) -> Result<()> {
+        check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
+        self.core.link.ask(Tag::Remove, name).map(drop).map_err(|f| match f {
+            Failure::Error(e) => e,
+            Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "remove" },
+            Failure::Refused(..) => Error::NoSuchArray { name: name.to_owned() },
+        })
+    }
+
+    /// What the server tells of itself and of this session.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`].
+    pub fn info(&self) -> Result<ServerInfo> {
+        let bytes = self.ask(Tag::GetInfo, "")?;
+        let (record, _) = wire::take::<InfoRecord>(Tag::Info, &bytes)
+            .map_err(|_| self.senseless("its description"))?;
+        let welcome = self.core.link.welcome();
+        Ok(ServerInfo {
+            capacity: record.capacity,
+            free: record.free,
+            largest_free: record.largest,
+            sessions: record.sessions as usize,
+            arrays: record.arrays as usize,
+            parked_waits: record.parked as usize,
+            domain: welcome.domain,
+            access: welcome.access,
+            lease: Duration::from_millis(welcome.lease_ms),
+        })
+    }
+
+    /// Many operations on one trip.
+    #[must_use]
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.clone())
+    }
+
+    /// Whether there is a connection at this moment. If not, it is being
+    /// brought back.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.core.link.is_connected()
+    }
+
+    /// Ends the session for this client and all its clones and handles.
+    /// Whoever still waits gets [`Error::Closed`].
+    pub fn close(&self) {
+        self.core.link.close();
+    }
+
+    fn ask(&self, tag: Tag, name: &str) -> Result<Vec<u8>> {
+        self.core.link.ask(tag, name).map_err(|f| match f {
+            Failure::Error(e) => e,
+            Failure::Refused(refusal, _) => self.senseless(&format!("a refusal ({refusal:?})")),
+        })
+    }
+
+    fn senseless(&self, what: &str) -> Error {
+        let addr = self.core.link.addr();
+        Error::Protocol { addr, what: format!("{what} that makes no sense") }
+    }
+
+    fn open_or_create(
+        &self,
+        name: &str,
+        kind: Kind,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Arc<Array>> {
+        check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
+        let shape = shape(name, rows, cols)?;
+        self.open(name, Some(Form { kind, shape }))
+    }
+
+    fn open_existing(&self, name: &str, kind: Kind) -> Result<Arc<Array>> {
+        check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
+        let array = self.open(name, None)?;
+        if array.form.kind != kind {
+            let op = match kind {
+                Kind::Event => "set or clear",
+                Kind::Counter => "load or add",
+            };
+            return Err(Error::WrongKind { name: name.to_owned(), kind: array.form.kind, op });
+        }
+        Ok(array)
+    }
+
+    fn open(&self, name: &str, form: Option<Form>) -> Result<Arc<Array>> {
+        let (kind, rows, cols) =
+            form.map_or((0, 0, 0), |f| (f.kind as u8, f.shape.rows, f.shape.cols));
+        let opened = self.core.link.open(name, kind, rows, cols);
+        let (number, record) = opened.map_err(|failure| match failure {
+            Failure::Error(e) => e,
+            Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "create" },
+            Failure::Refused(Refusal::Catalog(CatalogError::TooMany), _) => {
+                let what = CatalogError::TooMany.to_string();
+                Error::Limit { addr: self.core.link.addr(), what }
+            }
+            Failure::Refused(Refusal::Catalog(e), _) => match form {
+                Some(form) => catalog_error(name, form, e),
+                None => Error::NoSuchArray { name: name.to_owned() },
+            },
+            Failure::Refused(other, _) => self.senseless(&format!("a refusal ({other:?})")),
+        })?;
+        let kind = Kind::from_code(record.kind).ok_or_else(|| self.senseless("a kind"))?;
+        let shape = Shape { rows: record.rows, cols: record.cols };
+        if shape.len() == 0 || shape.extent() > crate::layout::MAX_CELLS.into() {
+            return Err(self.senseless("a shape"));
+        }
+        Ok(Arc::new(Array {
+            client: self.clone(),
+            name: name.to_owned(),
+            form: Form { kind, shape },
+            number,
+        }))
+    }
+}
+
+fn read_list(mut bytes: &[u8]) -> Option<Vec<ArrayInfo>> {
+    let mut arrays = Vec::new();
+    while !bytes.is_empty() {
+        let (record, rest) = wire::take::<ListRecord>(Tag::Listed, bytes).ok()?;
+        let (name, rest) = rest.split_at_checked(record.name_len.into())?;
+        bytes = rest;
+        arrays.push(ArrayInfo {
+            name: std::str::from_utf8(name).ok()?.to_owned(),
+            kind: Kind::from_code(record.kind)?,
+            rows: record.rows as usize,
+            cols: record.cols as usize,
+        });
+    }
+    Some(arrays)
+}

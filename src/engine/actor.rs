@@ -1,0 +1,74 @@
+//! The mutating actor: the one party that may change cells.
+//!
+//! A NIC's atomics are atomic among themselves only, so every array has one
+//! party that executes all its changes. In the `cpu` domain it is the server's
+//! CPU. The engine knows only this trait, so the same engine can work through
+//! another actor.
+
+use crate::cell::{self, Change, Op};
+use crate::segment::Segment;
+use std::sync::atomic::Ordering;
+
+/// Atomic access to the words of the segment. A `place` is an index into it,
+/// always one that the catalog gave out.
+pub trait Actor {
+    /// Reads a word. Acquire: what the one who wrote the word did before is
+    /// visible behind this.
+    fn load(&self, place: u32) -> u64;
+
+    /// Puts `new` if the word is `current`; the word found otherwise. Acquire
+    /// and release.
+    fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64>;
+
+    /// Adds to the word, wrapping, and returns what it was. Acquire and
+    /// release.
+    fn fetch_add(&self, place: u32, delta: u64) -> u64;
+}
+
+/// The CPU as the actor.
+///
+/// Acquire and release suffice. All that a wait needs to know, value and
+/// waiting bit, is in one word, and all changes of one word have one order
+/// whatever the memory ordering is; no protocol here compares the order of
+/// changes to two different words, which alone would need SeqCst. Acquire and
+/// release make an event publish what its setter wrote elsewhere before.
+impl Actor for Segment {
+    fn load(&self, place: u32) -> u64 {
+        self.cells()[place as usize].load(Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
+        self.cells()[place as usize].compare_exchange(
+            current,
+            new,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        )
+    }
+
+    fn fetch_add(&self, place: u32, delta: u64) -> u64 {
+        self.cells()[place as usize].fetch_add(delta, Ordering::AcqRel)
+    }
+}
+
+/// Carries out one operation and returns the word before it. `true` says that
+/// the word was changed under its waiting bit: the caller must ring.
+#[inline]
+pub fn execute<A: Actor>(actor: &A, place: u32, op: Op, a: u64, b: u64) -> (u64, bool) {
+    if op == Op::Add {
+        let old = actor.fetch_add(place, a << 1);
+        return (old, cell::is_waiting(old));
+    }
+    let mut word = actor.load(place);
+    loop {
+        let new = match cell::change(op, word, a, b) {
+            Change::None => return (word, false),
+            Change::Swap(new) => new,
+            Change::Add(_) => unreachable!("only Add adds, and it was done above"),
+        };
+        match actor.compare_exchange(place, word, new) {
+            Ok(old) => return (old, cell::is_waiting(old)),
+            Err(found) => word = found,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The server's mind, without sockets: requests in, replies and wake-ups out.
+//!
+//! The engine knows no socket, no thread and no clock. Whoever drives it hands
+//! it frames and the time, and carries what it puts into [`Out`] to where it
+//! belongs. Tests drive it by hand.
+//!
+//! It may be driven by several threads at once. Locks are taken in the order
+//! session, catalog, parking; the table of sessions is always the last one and
+//! held for a moment. Cells need no lock.
+
+mod actor;
+mod parking;
+mod request;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use actor::Actor;
+pub use request::Next;
+pub use session::Route;
+
+use session::Session;
+
+use crate::auth::Access;
+use crate::catalog::{Catalog, CatalogError, Entry, Form};
+use crate::wire::{self, FiredRecord, Refusal, Tag};
+use parking::{Done, Ended, Parking};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Frames on their way out.
+#[derive(Debug, Default)]
+pub struct Out {
+    /// To the client whose frames were handled, in order.
+    pub reply: Vec<u8>,
+    /// To other clients, or to the same one by way of its route.
+    pub mail: Vec<(Route, Vec<u8>)>,
+    /// Connections to close: their session has ended or moved elsewhere.
+    pub close: Vec<Route>,
+}
+
+/// A client that has proved to know a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Newcomer {
+    /// Which key it was.
+    pub access: Access,
+    /// The session that it had before.
+    pub resume: Option<u64>,
+    /// The number of its next request.
+    pub next_request: u64,
+    /// The number for its session if it gets a new one: not guessable, not 0.
+    pub fresh: u64,
+    /// Its connection.
+    pub route: Route,
+}
+
+/// A session to work with, as the table hands it out.
+pub type SharedSession = Arc<Mutex<Session>>;
+
+/// What a new connection got.
+#[derive(Debug)]
+pub struct Attached {
+    /// The session.
+    pub session: SharedSession,
+    /// Its number.
+    pub id: u64,
+    /// Whether it lived before.
+    pub resumed: bool,
+}
+
+/// The server's mind. See the [module](self).
+#[derive(Debug)]
+pub struct Engine<A> {
+    actor: A,
+    lease: Duration,
+    catalog: RwLock<Catalog>,
+    parking: Mutex<Parking>,
+    /// Waits that are parked, so that nobody needs the lock to see that there
+    /// is nothing to sweep.
+    parked: AtomicUsize,
+    sessions: Mutex<HashMap<u64, SharedSession>>,
+}
+
+/// A lock whose holder panicked: the data behind every lock here is whole
+/// between any two statements that can panic, so it is taken all the same.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<A: Actor> Engine<A> {
+    /// An engine over `capacity` cells of `actor`, whose sessions live for
+    /// `lease` without a sign from their client.
+    pub fn new(actor: A, capacity: u32, lease: Duration) -> Engine<A> {
+        Engine {
+            actor,
+            lease,
+            catalog: RwLock::new(Catalog::new(capacity)),
+            parking: Mutex::default(),
+            parked: AtomicUsize::new(0),
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// Opens an array or makes it, as the server's own act.
+    ///
+    /// # Errors
+    /// As [`Catalog::open_or_create`].
+    pub fn open(&self, name: &str, form: Form) -> Result<(Arc<Entry>, bool), CatalogError> {
+        let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        let (entry, created) = catalog.open_or_create(name, form)?;
+        if created {
+            // Cells of an array that was removed before may hold anything.
+            // Nobody else can reach them: the catalog is locked for writing.
+            for place in entry.base..entry.base + entry.extent {
+                let mut word = self.actor.load(place);
+                while word != 0 {
+                    match self.actor.compare_exchange(place, word, 0) {
+                        Ok(_) => break,
+                        Err(found) => word = found,
+                    }
+                }
+            }
+        }
+        Ok((entry, created))
+    }
+
+    /// Gives a connection its session: the one that it asks for if it lives
+    /// and has the same access, a new one otherwise. The connection that had
+    /// the session before is to be closed.
+    pub fn attach(&self, newcomer: &Newcomer, now: Duration, out: &mut Out) -> Attached {
+        if let Some(id) = newcomer.resume
+            && let Some(session) = lock(&self.sessions).get(&id).cloned()
+        {
+            let mut locked = lock(&session);
+            // Whoever ends a session holds its lock, so with the lock in hand
+            // the table tells whether this one has ended meanwhile.
+            if locked.access == newcomer.access && lock(&self.sessions).contains_key(&id) {
+                out.close.extend(locked.route.replace(newcomer.route));
+                locked.last_heard = now;
+                lock(&self.parking).reroute(id, Some(newcomer.route));
+                drop(locked);
+                return Attached { session, id, resumed: true };
+            }
+        }
+        let id = newcomer.fresh;
+        let mut session = Session::new(id, newcomer.access, newcomer.next_request, now);
+        session.route = Some(newcomer.route);
+        let session = Arc::new(Mutex::new(session));
+        lock(&self.sessions).insert(id, session.clone());
+        Attached { session, id, resumed: false }
+    }
+
+    /// The connection `route` of a session is gone. The session lives on until
+    /// its lease ends, and its waits stay parked.
+    pub fn detach(&self, session: &SharedSession, route: Route) {
+        let mut session = lock(session);
+        if session.route == Some(route) {
+            session.route = None;
+            lock(&self.parking).reroute(session.id, None);
+        }
+    }
+
+    /// Ends a session, whose lock the caller holds: its waits are taken off
+    /// their cells, and nothing of it can be resumed.
+    fn end(&self, id: u64) {
+        lock(&self.sessions).remove(&id);
+        let mut parking = lock(&self.parking);
+        parking.end_session(&self.actor, id);
+        self.count(&parking);
+    }
+
+    /// To be called now and then: ends the sessions whose lease is over.
+    pub fn expire(&self, now: Duration, out: &mut Out) {
+        let table: Vec<SharedSession> = lock(&self.sessions).values().cloned().collect();
+        for session in table {
+            let session = lock(&session);
+            if now.saturating_sub(session.last_heard) <= self.lease {
+                continue;
+            }
+            tracing::info!(session = session.id, "the lease of a session is over");
+            out.close.extend(session.route);
+            self.end(session.id);
+        }
+    }
+
+    /// How many waits are parked.
+    pub fn parked(&self) -> usize {
+        // Relaxed: a hint. A wait that is parked right now is swept by the
+        // next look.
+        self.parked.load(Ordering::Relaxed)
+    }
+
+    /// To be called every few milliseconds while [`parked`](Self::parked) is
+    /// not 0: wakes waiters whose mutator died before it could ring.
+    pub fn sweep(&self, out: &mut Out) {
+        let mut done = Vec::new();
+        let mut parking = lock(&self.parking);
+        parking.sweep(&self.actor, &mut done);
+        self.count(&parking);
+        drop(parking);
+        deliver(done, out);
+    }
+
+    /// How many sessions live.
+    pub fn sessions(&self) -> usize {
+        lock(&self.sessions).len()
+    }
+
+    fn count(&self, parking: &Parking) {
+        self.parked.store(parking.len(), Ordering::Relaxed);
+    }
+}
+
+/// Puts the answers of waits on their way.
+fn deliver(done: Vec<Done>, out: &mut Out) {
+    for Done { id, route, ended } in done {
+        if let Some(route) = route {
+            let mut frame = Vec::new();
+            push_ended(&mut frame, id.wait, &ended);
+            out.mail.push((route, frame));
+        }
+    }
+}
+
+/// Appends the answer of a wait.
+fn push_ended(out: &mut Vec<u8>, wait: u64, ended: &Ended) {
+    let (tag, fired) = match ended {
+        Ended::Satisfied(fired) => (Tag::Woken, fired),
+        Ended::Cancelled(fired) => (Tag::Cancelled, fired),
+        Ended::Removed => {
+            let record = Refusal::NoArray.record(0);
+            wire::push(out, Tag::WaitRefused, wait, &[bytemuck::bytes_of(&record)]);
+            return;
+        }
+    };
+    let size = size_of::<FiredRecord>();
+    wire::push(out, tag, wait, &[]);
+    let head = out.len() - wire::HEADER;
+    for f in fired {
+        let record = FiredRecord { index: f.index, reserved: 0, word: f.word };
+        out.extend_from_slice(bytemuck::bytes_of(&record));
+    }
+    let len = (fired.len() * size) as u32;
+    out[head..head + 4].copy_from_slice(&len.to_le_bytes());
+}

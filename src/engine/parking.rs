@@ -1,0 +1,416 @@
+//! Who waits for which cell: the futex across machines.
+//!
+//! The table knows the waiters, the waiting bit in each cell tells mutators
+//! that there are any. The protocol, for one cell:
+//!
+//! 1. [`Parking::wait`] puts the waiter into the table after it has set the
+//!    waiting bit with a compare-and-swap from a word that does not satisfy
+//!    the wait.
+//! 2. Whoever changes the word and finds the bit in the word before the change
+//!    calls [`Parking::ring`]. A swap drops the bit, an add leaves it.
+//! 3. `ring` looks at the cell, finishes the waits that it satisfies, and sets
+//!    the bit again from a word that satisfies none of the others.
+//! 4. A mutator can die between its change and its ring. [`Parking::sweep`]
+//!    finds what it left: a satisfied waiter, or a missing bit.
+//!
+//! `&mut self` stands for the lock around the table: `wait` keeps it from the
+//! bit to the entry, so a ring for the bit finds the entry. Nothing here knows
+//! a thread or a clock.
+
+use super::actor::Actor;
+use super::session::Route;
+use crate::cell::{self, Comparison, Condition, WAITING};
+use slab::Slab;
+use std::collections::HashMap;
+
+/// Most cells that the waits of one session may be parked on at once.
+pub const MAX_PARKED_CELLS: usize = 1 << 18;
+
+/// Most waits of one session, those counted whose answer is not yet
+/// acknowledged.
+pub const MAX_WAITS: usize = 1 << 16;
+
+/// Who waits: the session's number and its number for the wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WaitId {
+    /// The session.
+    pub session: u64,
+    /// The wait in it.
+    pub wait: u64,
+}
+
+/// A cell and what it is waited for. `None`: an event that is set when first
+/// looked at, or any transition behind that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The cell.
+    pub place: u32,
+    /// The condition.
+    pub condition: Option<Condition>,
+}
+
+/// A cell of a wait that satisfies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fired {
+    /// Which target of the wait.
+    pub index: u32,
+    /// The word that satisfied it.
+    pub word: u64,
+}
+
+/// How a wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Enough cells satisfied it.
+    Satisfied(Vec<Fired>),
+    /// It was given up; these cells had satisfied it by then.
+    Cancelled(Vec<Fired>),
+    /// A cell of it is gone with its array.
+    Removed,
+}
+
+/// A wait that has ended, for the caller to pass on if there is a way to its
+/// client now. Otherwise the client asks again when it comes back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The wait.
+    pub id: WaitId,
+    /// Where its client is.
+    pub route: Option<Route>,
+    /// The answer.
+    pub ended: Ended,
+}
+
+/// The session waits for more cells, or has more waits, than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooMany;
+
+#[derive(Debug)]
+struct Waiter {
+    id: WaitId,
+    need: usize,
+    /// Conditions with their starting value filled in.
+    targets: Box<[(u32, Condition)]>,
+    fired: Vec<Fired>,
+}
+
+/// One target of one waiter, in the list of its cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parked {
+    waiter: usize,
+    index: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Parked; where in the slab.
+    Parked(usize),
+    /// Over. Kept until the client says that the answer has arrived.
+    Ended(Ended),
+}
+
+#[derive(Debug, Default)]
+struct SessionWaits {
+    route: Option<Route>,
+    waits: HashMap<u64, State>,
+    cells: usize,
+}
+
+/// The table of waiters.
+#[derive(Debug, Default)]
+pub struct Parking {
+    waiters: Slab<Waiter>,
+    cells: HashMap<u32, Vec<Parked>>,
+    sessions: HashMap<u64, SessionWaits>,
+}
+
+impl Parking {
+    /// How many waits are parked.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// How many waits are parked on a cell.
+    #[must_use]
+    pub fn waiters_on(&self, place: u32) -> usize {
+        self.cells.get(&place).map_or(0, Vec::len)
+    }
+
+    /// Whether this wait is known: parked, or over and not acknowledged.
+    #[must_use]
+    pub fn knows(&self, id: WaitId) -> bool {
+        self.state(id).is_some()
+    }
+
+    /// Parks a wait until `need` of its targets are satisfied, or answers it
+    /// if they are already. A target once satisfied counts from then on,
+    /// whatever its cell does later. A wait that came before is not parked
+    /// again: it is answered as it was, or stays parked.
+    ///
+    /// # Errors
+    /// The session is at a limit; nothing stays behind.
+    pub fn wait<A: Actor>(
+        &mut self,
+        actor: &A,
+        id: WaitId,
+        route: Option<Route>,
+        need: usize,
+        targets: &[Target],
+    ) -> Result<Option<Ended>, TooMany> {
+        match self.state(id) {
+            Some(State::Ended(ended)) => return Ok(Some(ended.clone())),
+            Some(State::Parked(_)) => return Ok(None),
+            None => {}
+        }
+        // First only look: a wait that is satisfied touches no cell.
+        let mut fired = Vec::new();
+        let mut settled = Vec::with_capacity(targets.len());
+        for (index, target) in targets.iter().enumerate() {
+            let word = actor.load(target.place);
+            let (condition, holds) = match target.condition {
+                Some(condition) => (condition, condition.holds(word)),
+                None => {
+                    let value = cell::value(word);
+                    let changed = Condition { comparison: Comparison::Ne, value };
+                    (changed, cell::event_is_set(word))
+                }
+            };
+            if holds {
+                fired.push(Fired { index: index as u32, word });
+            }
+            settled.push((target.place, condition));
+        }
+        let session = self.sessions.entry(id.session).or_default();
+        session.route = route;
+        let enough = fired.len() >= need;
+        if session.waits.len() >= MAX_WAITS
+            || !enough && session.cells + settled.len() > MAX_PARKED_CELLS
+        {
+            self.drop_if_idle(id.session);
+            return Err(TooMany);
+        }
+        if enough {
+            let ended = Ended::Satisfied(fired);
+            session.waits.insert(id.wait, State::Ended(ended.clone()));
+            return Ok(Some(ended));
+        }
+        session.cells += settled.len();
+        let already: Vec<u32> = fired.iter().map(|f| f.index).collect();
+        let key = self.waiters.insert(Waiter { id, need, targets: settled.into(), fired });
+        session.waits.insert(id.wait, State::Parked(key));
+        let mut already = already.into_iter().peekable();
+        for index in 0..targets.len() as u32 {
+            if already.next_if_eq(&index).is_none() {
+                self.arm(actor, key, index);
+            }
+        }
+        if self.waiters[key].fired.len() >= need {
+            // Cells changed while the others were armed.
+            return Ok(self.end(actor, key, Ended::Satisfied).map(|done| done.ended));
+        }
+        Ok(None)
+    }
+
+    /// Gives up a wait, and says how it ended: it may have been satisfied
+    /// before. No cell keeps a trace of it.
+    pub fn cancel<A: Actor>(&mut self, actor: &A, id: WaitId) -> Ended {
+        let parked = match self.state(id) {
+            Some(State::Ended(ended)) => return ended.clone(),
+            Some(State::Parked(key)) => Some(*key),
+            None => None,
+        };
+        parked
+            .and_then(|key| self.end(actor, key, Ended::Cancelled))
+            .map_or(Ended::Cancelled(Vec::new()), |done| done.ended)
+    }
+
+    /// The client has the answer to this wait: forgets it.
+    pub fn acknowledge(&mut self, id: WaitId) {
+        if let Some(session) = self.sessions.get_mut(&id.session)
+            && let Some(State::Ended(_)) = session.waits.get(&id.wait)
+        {
+            session.waits.remove(&id.wait);
+            self.drop_if_idle(id.session);
+        }
+    }
+
+    /// The session has another way to its client now, or none.
+    pub fn reroute(&mut self, session: u64, route: Option<Route>) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.route = route;
+        }
+    }
+
+    /// Gives up and forgets all waits of a session.
+    pub fn end_session<A: Actor>(&mut self, actor: &A, session: u64) {
+        let Some(waits) = self.sessions.remove(&session) else {
+            return;
+        };
+        for state in waits.waits.into_values() {
+            if let State::Parked(key) = state {
+                self.unpark(actor, key);
+            }
+        }
+    }
+
+    /// Ends every wait on cells of a removed array.
+    pub fn remove_cells<A: Actor>(
+        &mut self,
+        actor: &A,
+        cells: std::ops::Range<u32>,
+        done: &mut Vec<Done>,
+    ) {
+        let keys: Vec<usize> = self
+            .cells
+            .iter()
+            .filter(|(place, _)| cells.contains(place))
+            .flat_map(|(_, parked)| parked.iter().map(|p| p.waiter))
+            .collect();
+        for key in keys {
+            done.extend(self.end(actor, key, |_| Ended::Removed));
+        }
+    }
+
+    /// Someone changed this cell under its waiting bit: finishes the waits
+    /// that are satisfied and keeps the bit for the others.
+    pub fn ring<A: Actor>(&mut self, actor: &A, place: u32, done: &mut Vec<Done>) {
+        let mut complete = Vec::new();
+        loop {
+            let Some(parked) = self.cells.get_mut(&place) else {
+                // Rung late, after the last waiter went. Its own leaving has
+                // cleared the bit.
+                break;
+            };
+            let word = actor.load(place);
+            let waiters = &mut self.waiters;
+            parked.retain(|p| {
+                let waiter = &mut waiters[p.waiter];
+                if !waiter.targets[p.index as usize].1.holds(word) {
+                    return true;
+                }
+                waiter.fired.push(Fired { index: p.index, word });
+                if waiter.fired.len() == waiter.need {
+                    complete.push(p.waiter);
+                }
+                false
+            });
+            let rest = !parked.is_empty();
+            if !rest {
+                self.cells.remove(&place);
+            }
+            // With waiters left, the bit must be there, set from a word that
+            // satisfies none of them; with none left it must not.
+            let want = if rest { word | WAITING } else { word & !WAITING };
+            if want == word || actor.compare_exchange(place, word, want).is_ok() {
+                break;
+            }
+            if !rest {
+                self.clear_bit(actor, place);
+                break;
+            }
+        }
+        for key in complete {
+            done.extend(self.end(actor, key, Ended::Satisfied));
+        }
+    }
+
+    /// Looks at every parked cell and rings those that a mutator changed
+    /// without ringing. To be called every few milliseconds while anyone is
+    /// parked.
+    pub fn sweep<A: Actor>(&mut self, actor: &A, done: &mut Vec<Done>) {
+        let missed: Vec<u32> = self
+            .cells
+            .iter()
+            .filter(|(place, parked)| {
+                let word = actor.load(**place);
+                !cell::is_waiting(word)
+                    || parked
+                        .iter()
+                        .any(|p| self.waiters[p.waiter].targets[p.index as usize].1.holds(word))
+            })
+            .map(|(place, _)| *place)
+            .collect();
+        for place in missed {
+            self.ring(actor, place, done);
+        }
+    }
+
+    fn state(&self, id: WaitId) -> Option<&State> {
+        self.sessions.get(&id.session)?.waits.get(&id.wait)
+    }
+
+    fn drop_if_idle(&mut self, session: u64) {
+        if self.sessions.get(&session).is_some_and(|s| s.waits.is_empty()) {
+            self.sessions.remove(&session);
+        }
+    }
+
+    /// Takes a wait off its cells and keeps how it ended for the client.
+    fn end<A: Actor>(
+        &mut self,
+        actor: &A,
+        key: usize,
+        how: impl FnOnce(Vec<Fired>) -> Ended,
+    ) -> Option<Done> {
+        let waiter = self.unpark(actor, key)?;
+        let ended = how(waiter.fired);
+        let session = self.sessions.get_mut(&waiter.id.session)?;
+        session.cells -= waiter.targets.len();
+        let kept = State::Ended(ended.clone());
+        session.waits.insert(waiter.id.wait, kept);
+        Some(Done { id: waiter.id, route: session.route, ended })
+    }
+
+    /// Sets the waiting bit for one target and enters it into the cell's
+    /// list, or counts it as satisfied if it has become so.
+    fn arm<A: Actor>(&mut self, actor: &A, key: usize, index: u32) {
+        let waiter = &mut self.waiters[key];
+        let (place, condition) = waiter.targets[index as usize];
+        let mut word = actor.load(place);
+        loop {
+            if condition.holds(word) {
+                waiter.fired.push(Fired { index, word });
+                return;
+            }
+            if cell::is_waiting(word) {
+                // The bit may be that of another waiter. It cannot go away
+                // unnoticed: whoever drops it must ring, and the ring waits
+                // for the lock that we hold.
+                break;
+            }
+            match actor.compare_exchange(place, word, word | WAITING) {
+                Ok(_) => break,
+                Err(found) => word = found,
+            }
+        }
+        self.cells.entry(place).or_default().push(Parked { waiter: key, index });
+    }
+
+    /// Takes a waiter out of every list, and the bit from cells without one.
+    fn unpark<A: Actor>(&mut self, actor: &A, key: usize) -> Option<Waiter> {
+        let waiter = self.waiters.try_remove(key)?;
+        for (place, _) in &waiter.targets {
+            let Some(parked) = self.cells.get_mut(place) else {
+                continue;
+            };
+            parked.retain(|p| p.waiter != key);
+            if parked.is_empty() {
+                self.cells.remove(place);
+                self.clear_bit(actor, *place);
+            }
+        }
+        Some(waiter)
+    }
+
+    /// Takes the waiting bit from a cell on which nobody is parked any more.
+    fn clear_bit<A: Actor>(&self, actor: &A, place: u32) {
+        let mut word = actor.load(place);
+        while cell::is_waiting(word) {
+            match actor.compare_exchange(place, word, word & !WAITING) {
+                Ok(_) => return,
+                Err(found) => word = found,
+            }
+        }
+    }
+}

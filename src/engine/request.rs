@@ -1,0 +1,530 @@
+//! What the engine does with each frame of a client.
+
+use super::actor::{Actor, execute};
+use super::parking::{Target, WaitId};
+use super::session::{Arrival, Session};
+use super::{Done, Engine, Out, deliver, lock, push_ended};
+use crate::auth::Access;
+use crate::catalog::{Catalog, CatalogError, Entry, Form, Kind};
+use crate::cell::{Condition, Op, pack};
+use crate::layout::{Run, Shape};
+use crate::wire::{
+    self, Header, InfoRecord, ListRecord, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord,
+    RunsHead, Tag, Violation, WaitHead, WaitRecord,
+};
+use std::sync::{Arc, PoisonError, RwLockReadGuard};
+use std::time::Duration;
+
+/// What the driver must do after a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Go on with the next frame.
+    Continue,
+    /// The client has ended its session: close the connection.
+    Close,
+}
+
+/// Bytes of replies after which [`Engine::handle`] pauses: small requests can
+/// have large replies, and they must not pile up faster than they are sent.
+pub const ENOUGH: usize = 1 << 20;
+
+type Refused = (Refusal, u32);
+type Catalogued<'e> = RwLockReadGuard<'e, Catalog>;
+
+/// What one call of [`Engine::handle`] gathers on the way.
+#[derive(Default)]
+struct Gathered {
+    /// Cells changed under their waiting bit.
+    rung: Vec<u32>,
+    /// Waits that have ended by other means.
+    done: Vec<Done>,
+    /// The client said goodbye.
+    bye: bool,
+}
+
+impl<A: Actor> Engine<A> {
+    /// Handles the whole frames at the front of `bytes`, in order, and says
+    /// how many bytes those were. It stops early when the replies have grown
+    /// past [`ENOUGH`]: send them, then call again with the rest. Replies and
+    /// wake-ups are in `out` also when a later frame is in violation.
+    ///
+    /// # Errors
+    /// The client broke the protocol: the connection must end. What came
+    /// before the bad frame was carried out and stays so.
+    pub fn handle(
+        &self,
+        now: Duration,
+        session: &mut Session,
+        bytes: &[u8],
+        out: &mut Out,
+    ) -> (usize, Result<Next, Violation>) {
+        session.last_heard = now;
+        let mut gathered = Gathered::default();
+        let mut used = 0;
+        let result = loop {
+            let (header, payload) = match wire::split(&bytes[used..]) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break Ok(Next::Continue),
+                Err(violation) => break Err(violation),
+            };
+            used += wire::HEADER + payload.len();
+            if let Err(violation) = self.frame(session, &header, payload, out, &mut gathered) {
+                break Err(violation);
+            }
+            if gathered.bye {
+                break Ok(Next::Close);
+            }
+            if out.reply.len() > ENOUGH {
+                break Ok(Next::Continue);
+            }
+        };
+        if !gathered.rung.is_empty() {
+            let mut parking = lock(&self.parking);
+            for place in gathered.rung {
+                parking.ring(&self.actor, place, &mut gathered.done);
+            }
+            self.count(&parking);
+        }
+        deliver(gathered.done, out);
+        if gathered.bye {
+            self.end(session.id);
+        }
+        (used, result)
+    }
+
+    fn frame(
+        &self,
+        session: &mut Session,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out,
+        gathered: &mut Gathered,
+    ) -> Result<(), Violation> {
+        let tag = Tag::from_code(header.tag).ok_or(Violation::Tag(header.tag))?;
+        match tag {
+            Tag::Ops | Tag::Runs | Tag::Open | Tag::Remove | Tag::List | Tag::GetInfo => {
+                self.request(session, tag, header, payload, out, gathered)
+            }
+            Tag::Wait => self.wait(session, header.id, payload, out),
+            Tag::Cancel => {
+                let id = WaitId { session: session.id, wait: header.id };
+                let mut parking = lock(&self.parking);
+                let ended = parking.cancel(&self.actor, id);
+                self.count(&parking);
+                push_ended(&mut out.reply, header.id, &ended);
+                Ok(())
+            }
+            Tag::WaitDone => {
+                let id = WaitId { session: session.id, wait: header.id };
+                lock(&self.parking).acknowledge(id);
+                Ok(())
+            }
+            Tag::Heartbeat => {
+                wire::push(&mut out.reply, Tag::Heartbeat, 0, &[]);
+                Ok(())
+            }
+            Tag::Bye => {
+                gathered.bye = true;
+                Ok(())
+            }
+            _ => Err(Violation::Tag(header.tag)),
+        }
+    }
+
+    /// A request with a number: carried out once, whatever the connection does.
+    fn request(
+        &self,
+        session: &mut Session,
+        tag: Tag,
+        header: &Header,
+        payload: &[u8],
+        out: &mut Out,
+        gathered: &mut Gathered,
+    ) -> Result<(), Violation> {
+        // A frame of operations counts as reading only if all of them are;
+        // for one that was seen before, the kept reply tells.
+        let reads = match tag {
+            Tag::List | Tag::GetInfo => true,
+            Tag::Runs => wire::op(wire::take::<RunsHead>(tag, payload)?.0.op)?.is_read(),
+            Tag::Ops => {
+                let records = wire::records::<OpRecord>(tag, payload, wire::MAX_OPS)?;
+                records
+                    .map(|r| wire::op(r.op))
+                    .try_fold(true, |all, op| Ok(all && op?.is_read()))?
+            }
+            _ => false,
+        };
+        match session.arrive(header.id, header.span, reads)? {
+            Arrival::New | Arrival::Again => {}
+            Arrival::Word(word) => {
+                wire::push(&mut out.reply, Tag::Words, header.id, &[&word.to_le_bytes()]);
+                return Ok(());
+            }
+            Arrival::Frame(frame) => {
+                out.reply.extend_from_slice(&frame);
+                return Ok(());
+            }
+        }
+        let start = out.reply.len();
+        let result = match tag {
+            Tag::Ops => self.ops(session, header.id, payload, out, gathered)?,
+            Tag::Runs => self.runs(session, header.id, payload, out, gathered)?,
+            Tag::Open => self.open_for(session, header.id, payload, out)?,
+            Tag::Remove => self.remove(session, header.id, payload, out, gathered)?,
+            Tag::List => self.list(header.id, payload, out)?,
+            _ => self.info(header.id, payload, out)?,
+        };
+        if let Err((refusal, index)) = result {
+            let record = refusal.record(index);
+            wire::push(&mut out.reply, Tag::Refused, header.id, &[bytemuck::bytes_of(&record)]);
+        }
+        if !reads && header.id != 0 {
+            let frame = &out.reply[start..];
+            match (frame.len() - wire::HEADER, frame[4] == Tag::Words as u8) {
+                (8, true) => {
+                    let word = bytemuck::pod_read_unaligned(&frame[wire::HEADER..]);
+                    session.keep_word(header.id, word);
+                }
+                _ => session.keep_frame(header.id, frame)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn catalogued(&self) -> Catalogued<'_> {
+        self.catalog.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Single operations. All are checked before the first is carried out, so
+    /// a refused frame changes nothing.
+    fn ops(
+        &self,
+        session: &Session,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+        gathered: &mut Gathered,
+    ) -> Result<Result<(), Refused>, Violation> {
+        let records = wire::records::<OpRecord>(Tag::Ops, payload, wire::MAX_OPS)?;
+        // Held to the end: an array cannot be removed, and its cells given to
+        // another one, while we are at work on it.
+        let _catalog = self.catalogued();
+        for (index, record) in records.clone().enumerate() {
+            let op = wire::op(record.op)?;
+            if let Err(refusal) = check(session, op, record.array, Run::one(record.offset))
+                .and_then(|_| check_operands(op, record.a, record.b))
+            {
+                return Ok(Err((refusal, index as u32)));
+            }
+        }
+        wire::push(&mut out.reply, Tag::Words, id, &[]);
+        let head = out.reply.len() - wire::HEADER;
+        for record in records {
+            let op = wire::op(record.op)?;
+            let Some(entry) = session.binding(record.array) else {
+                unreachable!("checked above, and the catalog is locked since")
+            };
+            let place = entry.base + record.offset;
+            let word = self.one(op, place, record.a, record.b, gathered);
+            out.reply.extend_from_slice(&word.to_le_bytes());
+        }
+        finish_words(&mut out.reply, head);
+        Ok(Ok(()))
+    }
+
+    /// One operation on many cells of an array.
+    fn runs(
+        &self,
+        session: &Session,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+        gathered: &mut Gathered,
+    ) -> Result<Result<(), Refused>, Violation> {
+        let (head, rest) = wire::take::<RunsHead>(Tag::Runs, payload)?;
+        let runs = wire::records::<RunRecord>(Tag::Runs, rest, wire::MAX_RUNS)?;
+        let op = wire::op(head.op)?;
+        if !matches!(op, Op::Load | Op::Waiters | Op::Set | Op::Clear) {
+            return Err(Violation::Field("op"));
+        }
+        let _catalog = self.catalogued();
+        let mut cells = 0u64;
+        for run in runs.clone() {
+            cells += u64::from(run.count);
+            if cells > wire::MAX_CELLS as u64 {
+                return Err(Violation::Limit("cells of a request"));
+            }
+            if let Err(refusal) = check(session, op, head.array, run.into()) {
+                return Ok(Err((refusal, 0)));
+            }
+        }
+        let Some(entry) = session.binding(head.array) else {
+            unreachable!("there is a run, and it was checked")
+        };
+        wire::push(&mut out.reply, Tag::Words, id, &[]);
+        let at = out.reply.len() - wire::HEADER;
+        for run in runs {
+            for offset in Run::from(run).offsets() {
+                let word = self.one(op, entry.base + offset, 0, 0, gathered);
+                out.reply.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        finish_words(&mut out.reply, at);
+        Ok(Ok(()))
+    }
+
+    #[inline]
+    fn one(&self, op: Op, place: u32, a: u64, b: u64, gathered: &mut Gathered) -> u64 {
+        if op == Op::Waiters {
+            return lock(&self.parking).waiters_on(place) as u64;
+        }
+        let (word, ring) = execute(&self.actor, place, op, a, b);
+        if ring {
+            gathered.rung.push(place);
+        }
+        word
+    }
+
+    fn open_for(
+        &self,
+        session: &mut Session,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+    ) -> Result<Result<(), Refused>, Violation> {
+        let (record, rest) = wire::take::<OpenRecord>(Tag::Open, payload)?;
+        let name = wire::name(Tag::Open, rest)?;
+        let opened = match record.kind {
+            0 => self.catalogued().get(name).map(|entry| (entry, false)),
+            code => {
+                let kind = Kind::from_code(code).ok_or(Violation::Field("kind"))?;
+                let shape = Shape { rows: record.rows, cols: record.cols };
+                self.open_as(session.access, name, Form { kind, shape })
+            }
+        };
+        let (entry, created) = match opened {
+            Ok((entry, created)) => (Some(entry), created),
+            Err(CatalogError::Missing) if record.kind != 0 => {
+                session.bind(record.array, None)?;
+                return Ok(Err((Refusal::ReadOnly, 0)));
+            }
+            Err(e) => {
+                session.bind(record.array, None)?;
+                return Ok(Err((Refusal::Catalog(e), 0)));
+            }
+        };
+        let form = entry.as_ref().map(|e| e.form);
+        session.bind(record.array, entry)?;
+        let Some(Form { kind, shape }) = form else { unreachable!("an array was opened") };
+        let record = OpenedRecord {
+            kind: kind as u8,
+            created: created.into(),
+            reserved: 0,
+            rows: shape.rows,
+            cols: shape.cols,
+        };
+        wire::push(&mut out.reply, Tag::Opened, id, &[bytemuck::bytes_of(&record)]);
+        Ok(Ok(()))
+    }
+
+    /// Opens for a session. A read-only one creates nothing: for it an array
+    /// that does not exist is `Missing`.
+    fn open_as(
+        &self,
+        access: Access,
+        name: &str,
+        form: Form,
+    ) -> Result<(Arc<Entry>, bool), CatalogError> {
+        if access == Access::ReadWrite {
+            return self.open(name, form);
+        }
+        let entry = self.catalogued().get(name)?;
+        if entry.form != form {
+            return Err(CatalogError::Mismatch(entry.form));
+        }
+        Ok((entry, false))
+    }
+
+    fn remove(
+        &self,
+        session: &Session,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+        gathered: &mut Gathered,
+    ) -> Result<Result<(), Refused>, Violation> {
+        let name = wire::name(Tag::Remove, payload)?;
+        if session.access == Access::ReadOnly {
+            return Ok(Err((Refusal::ReadOnly, 0)));
+        }
+        let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = match catalog.remove(name) {
+            Ok(entry) => entry,
+            Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
+        };
+        // Still under the catalog's lock: the cells cannot be given to another
+        // array before the last waiter has left them.
+        let mut parking = lock(&self.parking);
+        let cells = entry.base..entry.base + entry.extent;
+        parking.remove_cells(&self.actor, cells, &mut gathered.done);
+        self.count(&parking);
+        wire::push(&mut out.reply, Tag::Words, id, &[]);
+        Ok(Ok(()))
+    }
+
+    fn list(
+        &self,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+    ) -> Result<Result<(), Refused>, Violation> {
+        let after = wire::name(Tag::List, payload)?;
+        wire::push(&mut out.reply, Tag::Listed, id, &[]);
+        let head = out.reply.len() - wire::HEADER;
+        for entry in self.catalogued().list(after, 1024) {
+            let Form { kind, shape } = entry.form;
+            let record = ListRecord {
+                kind: kind as u8,
+                name_len: entry.name.len() as u8,
+                reserved: 0,
+                rows: shape.rows,
+                cols: shape.cols,
+            };
+            out.reply.extend_from_slice(bytemuck::bytes_of(&record));
+            out.reply.extend_from_slice(entry.name.as_bytes());
+        }
+        finish_words(&mut out.reply, head);
+        Ok(Ok(()))
+    }
+
+    fn info(
+        &self,
+        id: u64,
+        payload: &[u8],
+        out: &mut Out,
+    ) -> Result<Result<(), Refused>, Violation> {
+        if !payload.is_empty() {
+            return Err(Violation::Size(Tag::GetInfo as u8, payload.len()));
+        }
+        let sessions = self.sessions() as u32;
+        let catalog = self.catalogued();
+        let (free, largest) = catalog.free_cells();
+        let record = InfoRecord {
+            capacity: catalog.capacity().into(),
+            free,
+            largest,
+            sessions,
+            arrays: catalog.len() as u32,
+            parked: self.parked() as u32,
+            reserved: 0,
+        };
+        wire::push(&mut out.reply, Tag::Info, id, &[bytemuck::bytes_of(&record)]);
+        Ok(Ok(()))
+    }
+
+    fn wait(
+        &self,
+        session: &Session,
+        wait: u64,
+        payload: &[u8],
+        out: &mut Out,
+    ) -> Result<(), Violation> {
+        let (head, rest) = wire::take::<WaitHead>(Tag::Wait, payload)?;
+        let records = wire::records::<WaitRecord>(Tag::Wait, rest, wire::MAX_WAIT_CELLS)?;
+        let id = WaitId { session: session.id, wait };
+        let _catalog = self.catalogued();
+        let mut parking = lock(&self.parking);
+        let answer = if parking.knows(id) {
+            // Asked again after a reconnect: the answer does not depend on
+            // what the cells or the array look like by now.
+            parking.wait(&self.actor, id, session.route, 1, &[])
+        } else {
+            let targets = match targets(session, records)? {
+                Ok(targets) => targets,
+                Err(refusal) => {
+                    let record = refusal.record(0);
+                    let bytes = bytemuck::bytes_of(&record);
+                    wire::push(&mut out.reply, Tag::WaitRefused, wait, &[bytes]);
+                    return Ok(());
+                }
+            };
+            let need = head.need as usize;
+            if need == 0 || need > targets.len() {
+                return Err(Violation::Field("need"));
+            }
+            parking.wait(&self.actor, id, session.route, need, &targets)
+        };
+        self.count(&parking);
+        match answer {
+            Ok(Some(ended)) => push_ended(&mut out.reply, wait, &ended),
+            Ok(None) => {}
+            Err(_) => {
+                let record = Refusal::TooManyWaits.record(0);
+                let bytes = bytemuck::bytes_of(&record);
+                wire::push(&mut out.reply, Tag::WaitRefused, wait, &[bytes]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The cells of a wait, one by one.
+fn targets(
+    session: &Session,
+    records: impl Iterator<Item = WaitRecord>,
+) -> Result<Result<Vec<Target>, Refusal>, Violation> {
+    let mut targets = Vec::new();
+    for record in records {
+        let run = Run::from(record.run);
+        let condition: Option<Condition> = record.condition()?;
+        if targets.len() + run.count as usize > wire::MAX_WAIT_CELLS {
+            return Err(Violation::Limit("cells of a wait"));
+        }
+        let base = match check(session, Op::Load, record.array, run) {
+            Ok(entry) if condition.is_none() && entry.form.kind != Kind::Event => {
+                return Ok(Err(Refusal::WrongKind(entry.form.kind)));
+            }
+            Ok(entry) => entry.base,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        targets.extend(run.offsets().map(|offset| Target { place: base + offset, condition }));
+    }
+    Ok(Ok(targets))
+}
+
+/// Whether the session may do this to these cells of the array.
+#[inline]
+fn check(session: &Session, op: Op, array: u16, run: Run) -> Result<&Arc<Entry>, Refusal> {
+    let entry = session.binding(array).ok_or(Refusal::NoArray)?;
+    if !op.is_read() {
+        if session.access == Access::ReadOnly {
+            return Err(Refusal::ReadOnly);
+        }
+        let wants = match op {
+            Op::Set | Op::Clear | Op::Take => Kind::Event,
+            _ => Kind::Counter,
+        };
+        if entry.form.kind != wants {
+            return Err(Refusal::WrongKind(entry.form.kind));
+        }
+    }
+    if !run.fits(entry.extent) {
+        return Err(Refusal::OutOfRange);
+    }
+    Ok(entry)
+}
+
+#[inline]
+fn check_operands(op: Op, a: u64, b: u64) -> Result<(), Refusal> {
+    let fits = |v: u64| pack(v as i64).is_some();
+    if op.is_read() || fits(a) && (op != Op::CompareExchange || fits(b)) {
+        return Ok(());
+    }
+    Err(Refusal::TooLarge)
+}
+
+/// Enters the length of a frame whose payload was appended behind its header.
+fn finish_words(out: &mut [u8], head: usize) {
+    let len = (out.len() - head - wire::HEADER) as u32;
+    out[head..head + 4].copy_from_slice(&len.to_le_bytes());
+}

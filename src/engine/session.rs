@@ -1,0 +1,155 @@
+//! One authenticated client: what it is called, what it has open, and the
+//! replies that it may ask for again.
+
+use crate::auth::Access;
+use crate::catalog::Entry;
+use crate::wire::{MAX_ARRAYS_OPEN, MAX_UNANSWERED, MAX_UNANSWERED_BYTES, Violation};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where the frames for a session go. The engine passes it on and never looks
+/// into it.
+pub type Route = u64;
+
+/// A reply that the client has not acknowledged yet.
+#[derive(Debug)]
+enum Reply {
+    /// One word: what nearly every request is answered by, kept without an
+    /// allocation.
+    Word(u64),
+    /// A whole frame.
+    Frame(Box<[u8]>),
+}
+
+/// What is to be done with a request that has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is new: carry it out.
+    New,
+    /// It came before and its reply is known: this word.
+    Word(u64),
+    /// It came before and its reply is known: this frame.
+    Frame(Vec<u8>),
+    /// It came before and its reply was not kept, since it changed nothing:
+    /// carry it out again.
+    Again,
+}
+
+/// The state of a session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its number.
+    pub id: u64,
+    /// What it may do.
+    pub access: Access,
+    /// Its connection, if it has one.
+    pub route: Option<Route>,
+    /// When its client last gave a sign, since the start of the server.
+    pub last_heard: Duration,
+    last_request: u64,
+    replies: VecDeque<(u64, Reply)>,
+    reply_bytes: usize,
+    bindings: Vec<Option<Arc<Entry>>>,
+}
+
+impl Session {
+    /// A session whose first request will have the number `next_request`.
+    #[must_use]
+    pub fn new(id: u64, access: Access, next_request: u64, now: Duration) -> Session {
+        Session {
+            id,
+            access,
+            route: None,
+            last_heard: now,
+            last_request: next_request.saturating_sub(1),
+            replies: VecDeque::new(),
+            reply_bytes: 0,
+            bindings: Vec::new(),
+        }
+    }
+
+    /// The array that the client calls by this number, if it is alive.
+    #[inline]
+    #[must_use]
+    pub fn binding(&self, number: u16) -> Option<&Arc<Entry>> {
+        self.bindings.get(usize::from(number))?.as_ref().filter(|entry| entry.is_alive())
+    }
+
+    /// Lets a number of the client's mean this array.
+    ///
+    /// # Errors
+    /// The number is [`MAX_ARRAYS_OPEN`] or more.
+    pub fn bind(&mut self, number: u16, entry: Option<Arc<Entry>>) -> Result<(), Violation> {
+        let number = usize::from(number);
+        if number >= MAX_ARRAYS_OPEN {
+            return Err(Violation::Field("array"));
+        }
+        if number >= self.bindings.len() {
+            // No more than needed: most clients open a handful.
+            self.bindings.reserve_exact(number + 1 - self.bindings.len());
+            self.bindings.resize(number + 1, None);
+        }
+        self.bindings[number] = entry;
+        Ok(())
+    }
+
+    /// Takes note of a request: forgets what it acknowledges, and says whether
+    /// it came before. Requests with id 0 stand outside the count.
+    ///
+    /// # Errors
+    /// The client has acknowledged the reply to this very request, or keeps
+    /// more replies unacknowledged than it may.
+    pub fn arrive(&mut self, id: u64, span: u16, read_only: bool) -> Result<Arrival, Violation> {
+        if id == 0 {
+            return Ok(Arrival::Again);
+        }
+        let oldest = id.saturating_sub(u64::from(span));
+        while let Some((kept, reply)) = self.replies.front() {
+            if *kept >= oldest {
+                break;
+            }
+            if let Reply::Frame(bytes) = reply {
+                self.reply_bytes -= bytes.len();
+            }
+            self.replies.pop_front();
+        }
+        if self.replies.is_empty() && self.replies.capacity() > 64 {
+            self.replies = VecDeque::new();
+        }
+        if id > self.last_request {
+            if self.replies.len() >= MAX_UNANSWERED {
+                return Err(Violation::Limit("unanswered requests"));
+            }
+            self.last_request = id;
+            return Ok(Arrival::New);
+        }
+        match self.replies.binary_search_by_key(&id, |(kept, _)| *kept) {
+            Ok(at) => Ok(match &self.replies[at].1 {
+                Reply::Word(word) => Arrival::Word(*word),
+                Reply::Frame(bytes) => Arrival::Frame(bytes.to_vec()),
+            }),
+            Err(_) if read_only => Ok(Arrival::Again),
+            Err(_) => Err(Violation::Forgotten(id)),
+        }
+    }
+
+    /// Keeps the reply to a request that changed something: one word.
+    #[inline]
+    pub fn keep_word(&mut self, id: u64, word: u64) {
+        self.replies.push_back((id, Reply::Word(word)));
+    }
+
+    /// Keeps the reply to a request that changed something: a whole frame.
+    ///
+    /// # Errors
+    /// The client has more bytes of replies unacknowledged than it may.
+    pub fn keep_frame(&mut self, id: u64, frame: &[u8]) -> Result<(), Violation> {
+        if self.reply_bytes + frame.len() > 2 * MAX_UNANSWERED_BYTES {
+            return Err(Violation::Limit("bytes of unanswered requests"));
+        }
+        self.reply_bytes += frame.len();
+        self.replies.push_back((id, Reply::Frame(frame.into())));
+        Ok(())
+    }
+}

@@ -1,0 +1,333 @@
+//! What can go wrong, in words for the person who has to mend it.
+
+use crate::auth::KeyError;
+use crate::catalog::{Form, NameError};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Every error of this crate. Each says what happened, to what, and what to
+/// do next. An operation that failed did not happen, unless the error is
+/// [`Error::OutcomeUnknown`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The address is no `HOST:PORT`, or its host has no address.
+    #[error("{addr:?} is no usable address: {why}; give HOST:PORT, for example node0:7117")]
+    BadAddress {
+        /// What was given.
+        addr: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No connection to the server, and the time to get one is over. The
+    /// operation did not happen.
+    #[error(
+        "{addr}: cannot reach the server: {why}; is `farcell serve` running there, and the port open?"
+    )]
+    Unreachable {
+        /// The server.
+        addr: String,
+        /// What the last attempt met.
+        why: String,
+    },
+    /// Something listens there, but it is no farcell server.
+    #[error("{addr}: {what} answers there, no farcell server; check host and port")]
+    NotFarcell {
+        /// The server.
+        addr: String,
+        /// What it seems to be.
+        what: String,
+    },
+    /// The server speaks another version of the protocol.
+    #[error(
+        "{addr}: the server speaks version {theirs} of the protocol, this program version {ours}; install the same release on both"
+    )]
+    VersionMismatch {
+        /// The server.
+        addr: String,
+        /// The server's version.
+        theirs: u16,
+        /// Ours.
+        ours: u16,
+    },
+    /// The server does not know our key.
+    #[error(
+        "{addr}: the server refused the key from {key}: the keys do not match; use a copy of the server's key file"
+    )]
+    AuthenticationFailed {
+        /// The server.
+        addr: String,
+        /// Where our key came from.
+        key: String,
+    },
+    /// The server could not prove that it knows the key: it is another one's,
+    /// or someone stands between.
+    #[error(
+        "{addr}: what answers there could not prove that it knows the key from {key}; nothing was sent to it, check the address"
+    )]
+    Impostor {
+        /// The server.
+        addr: String,
+        /// Where our key came from.
+        key: String,
+    },
+    /// The server has as many clients as it may.
+    #[error(
+        "{addr}: the server has as many clients as its limits allow; raise its file limit (ulimit -n) or its --max-clients"
+    )]
+    ServerFull {
+        /// The server.
+        addr: String,
+    },
+    /// The server was asked to stop. The operation did not happen.
+    #[error(
+        "{addr}: server going away: it was asked to stop, and this operation did not happen; start it again or use another one"
+    )]
+    ServerGoingAway {
+        /// The server.
+        addr: String,
+    },
+    /// The connection was lost for good while the operation was under way: it
+    /// may have happened or not.
+    #[error(
+        "{addr}: the outcome of {op} is unknown: {why}; read the cell to see whether it happened"
+    )]
+    OutcomeUnknown {
+        /// The server.
+        addr: String,
+        /// The operation.
+        op: &'static str,
+        /// Why it cannot be known.
+        why: String,
+    },
+    /// The server sent something that makes no sense.
+    #[error("{addr}: the server broke the protocol: {what}; are both ends of one release?")]
+    Protocol {
+        /// The server.
+        addr: String,
+        /// What it was.
+        what: String,
+    },
+    /// The array exists with another kind or shape.
+    #[error(
+        "array {name:?} exists as {exists}, asked for was {asked}; use another name, or the same kind and shape"
+    )]
+    ArrayMismatch {
+        /// The array.
+        name: String,
+        /// What it is.
+        exists: Form,
+        /// What it was taken for.
+        asked: Form,
+    },
+    /// No array has this name.
+    #[error("there is no array {name:?}; create it, or see `farcell ls` for those that exist")]
+    NoSuchArray {
+        /// The name.
+        name: String,
+    },
+    /// The array was removed while a handle to it was in use.
+    #[error("array {name:?} was removed; open it again to make a new one")]
+    ArrayRemoved {
+        /// The array.
+        name: String,
+    },
+    /// The array is of another kind.
+    #[error("array {name:?} holds {kind} cells, which have no {op}")]
+    WrongKind {
+        /// The array.
+        name: String,
+        /// Its kind.
+        kind: crate::catalog::Kind,
+        /// The operation.
+        op: &'static str,
+    },
+    /// The name cannot be the name of an array.
+    #[error("{name:?} cannot name an array: {why}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        why: NameError,
+    },
+    /// Rows or columns are 0, or more than 2^32 - 1.
+    #[error(
+        "array {name:?} cannot have {rows} x {cols} cells: rows and columns go from 1 to 4294967295"
+    )]
+    BadShape {
+        /// The array.
+        name: String,
+        /// Rows asked for.
+        rows: usize,
+        /// Columns asked for.
+        cols: usize,
+    },
+    /// The segment has not enough cells left in one piece.
+    #[error(
+        "no room for array {name:?}: {asked} cells asked for (padding included), {free} free, at most {largest} in one piece; start the server with a larger --capacity or remove arrays"
+    )]
+    SegmentFull {
+        /// The array.
+        name: String,
+        /// Cells that it would take up.
+        asked: u64,
+        /// Cells that are free.
+        free: u64,
+        /// Cells of the largest free piece.
+        largest: u64,
+    },
+    /// A limit of the server.
+    #[error("{addr}: {what}")]
+    Limit {
+        /// The server.
+        addr: String,
+        /// Which.
+        what: String,
+    },
+    /// Row or column lie outside of the array.
+    #[error("cell ({row}, {col}) is outside of array {name:?} with {rows} rows and {cols} columns")]
+    OutOfRange {
+        /// The array.
+        name: String,
+        /// Row asked for.
+        row: usize,
+        /// Column asked for.
+        col: usize,
+        /// Rows that there are.
+        rows: usize,
+        /// Columns that there are.
+        cols: usize,
+    },
+    /// A number that a counter cannot hold.
+    #[error("{value} does not fit a counter; it holds -4611686018427387904 to 4611686018427387903")]
+    ValueTooLarge {
+        /// The number.
+        value: i64,
+    },
+    /// More cells, or fewer, than a call takes.
+    #[error("{what}")]
+    BadSelection {
+        /// What is wrong with the selection.
+        what: String,
+    },
+    /// The session may read only.
+    #[error("{op} refused: this session is read-only; connect with the full key to change cells")]
+    ReadOnly {
+        /// The operation.
+        op: &'static str,
+    },
+    /// The wait was cancelled from another thread.
+    #[error("the wait was cancelled")]
+    Cancelled,
+    /// The client was closed.
+    #[error("this client was closed")]
+    Closed,
+    /// A key that is none.
+    #[error("bad key from {source_name}: {why}")]
+    BadKey {
+        /// Where it came from.
+        source_name: String,
+        /// What is wrong with it.
+        why: KeyError,
+    },
+    /// A key file that cannot be used.
+    #[error("key file {}: {what}", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and how to mend it.
+        what: String,
+    },
+    /// No key was given, and none was found.
+    #[error("no key: {} does not exist; start `farcell serve` once as this user, copy the server's key file there, or name one with FARCELL_AUTHKEY_FILE", path.display())]
+    NoKey {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The server cannot listen there.
+    #[error("cannot listen on {addr}: {why}")]
+    Bind {
+        /// The address.
+        addr: String,
+        /// Why not, and what to do.
+        why: String,
+    },
+    /// The server's settings make no sense.
+    #[error("{what}")]
+    BadSetting {
+        /// Which, and what would.
+        what: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was tried.
+        what: String,
+        /// The system's answer.
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Error {
+        Error::Os { what: what.into(), source: Arc::new(source) }
+    }
+
+    /// Whether the error means that the server cannot be reached, now or any
+    /// more.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            Error::Unreachable { .. }
+                | Error::ServerGoingAway { .. }
+                | Error::NotFarcell { .. }
+                | Error::BadAddress { .. }
+                | Error::OutcomeUnknown { .. }
+        )
+    }
+
+    /// Whether the error means that the server, or this library in its place,
+    /// refused.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Error::AuthenticationFailed { .. }
+                | Error::Impostor { .. }
+                | Error::VersionMismatch { .. }
+                | Error::ServerFull { .. }
+                | Error::ReadOnly { .. }
+                | Error::ArrayMismatch { .. }
+                | Error::SegmentFull { .. }
+                | Error::NoSuchArray { .. }
+                | Error::ArrayRemoved { .. }
+                | Error::WrongKind { .. }
+                | Error::BadName { .. }
+                | Error::BadShape { .. }
+                | Error::OutOfRange { .. }
+                | Error::ValueTooLarge { .. }
+                | Error::BadSelection { .. }
+                | Error::Limit { .. }
+                | Error::NoKey { .. }
+                | Error::BadKey { .. }
+                | Error::KeyFile { .. }
+        )
+    }
+}
+
+impl From<KeyError> for Error {
+    fn from(why: KeyError) -> Error {
+        Error::BadKey { source_name: "the program".to_owned(), why }
+    }
+}
+
+/// Seconds with as many digits as a person wants to read.
+pub(crate) fn seconds(d: Duration) -> String {
+    format!("{} s", (d.as_secs_f64() * 1000.0).round() / 1000.0)
+}

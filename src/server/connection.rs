@@ -1,0 +1,147 @@
+//! One client's socket and what waits to go through it.
+
+use crate::auth::ServerHandshake;
+use crate::engine::SharedSession;
+use mio::net::TcpStream;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+
+/// Bytes that may wait to be sent before a client's further requests have to
+/// wait too.
+pub const MOST_WAITING: usize = crate::wire::MAX_UNANSWERED_BYTES + (1 << 20);
+
+/// How far a connection has come.
+#[derive(Debug)]
+pub enum Phase {
+    /// The greeting is out, the client has yet to prove itself.
+    Handshake(Box<ServerHandshake>),
+    /// The client has a session.
+    Open {
+        /// The session.
+        session: SharedSession,
+        /// Its number, for the log.
+        id: u64,
+    },
+    /// Nothing is handled any more. What is in the outbox is sent, then the
+    /// connection ends once the client has closed its side.
+    Closing,
+}
+
+/// A client's connection. While nothing is under way it owns no buffer.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    /// Tells it from others that had the same key in the table before.
+    pub serial: u32,
+    /// How far it has come.
+    pub phase: Phase,
+    /// The start of a frame whose rest has not come yet, or frames that wait
+    /// until replies have gone out.
+    pub inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    sent: usize,
+}
+
+impl Connection {
+    /// A connection that has just been accepted.
+    pub fn new(stream: TcpStream, serial: u32, handshake: ServerHandshake) -> Connection {
+        Connection {
+            stream,
+            serial,
+            phase: Phase::Handshake(Box::new(handshake)),
+            inbox: Vec::new(),
+            outbox: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    /// The socket, to register and deregister it.
+    pub fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Reads what has come. 0 bytes: the client has closed its side.
+    ///
+    /// # Errors
+    /// As read(2): `EAGAIN` when there is nothing, `ECONNRESET`, ...
+    pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.stream.read(buffer) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether so much waits to be sent that requests have to wait.
+    pub fn is_clogged(&self) -> bool {
+        self.waiting() > MOST_WAITING
+    }
+
+    /// How many bytes wait to be sent.
+    pub fn waiting(&self) -> usize {
+        self.outbox.len() - self.sent
+    }
+
+    /// Puts bytes behind those that wait.
+    pub fn queue(&mut self, bytes: &[u8]) {
+        self.outbox.extend_from_slice(bytes);
+    }
+
+    /// Sends bytes, at once if nothing waits before them, and keeps the rest.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.waiting() > 0 {
+            self.queue(bytes);
+            return self.flush();
+        }
+        let sent = write(&mut self.stream, bytes)?;
+        self.queue(&bytes[sent..]);
+        Ok(())
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if self.outbox.is_empty() {
+            return Ok(());
+        }
+        self.sent += write(&mut self.stream, &self.outbox[self.sent..])?;
+        if self.sent == self.outbox.len() {
+            // An idle client owns no buffer.
+            self.outbox = Vec::new();
+            self.sent = 0;
+        } else if self.sent > MOST_WAITING {
+            self.outbox.drain(..self.sent);
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Tells the client that nothing more will come. It closes in turn, and
+    /// only then do we: closing with bytes unread would reset the connection
+    /// and could take our last words with it.
+    pub fn finish(&mut self) {
+        // It may be broken already, and then there is nobody to tell.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// Writes until all is written or the socket is full.
+fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match stream.write(&bytes[sent..]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => sent += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(sent)
+}

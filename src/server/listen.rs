@@ -1,0 +1,91 @@
+//! Listening sockets.
+
+use crate::addr::resolve;
+use crate::error::{Error, Result};
+use rustix::system::uname;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+
+/// Where a server listens unless told otherwise: on every address of the
+/// machine, IPv6 and IPv4.
+pub const DEFAULT_BIND: &str = "[::]:7117";
+
+/// Opens listening sockets on every address of every name given.
+///
+/// # Errors
+/// [`Error::Bind`] that names the address; [`Error::BadAddress`].
+pub fn listen(binds: &[String]) -> Result<Vec<TcpListener>> {
+    let mut targets = Vec::new();
+    for bind in binds {
+        let found = resolve(bind)?;
+        targets.extend(found.into_iter().map(|addr| (bind.as_str(), addr)));
+    }
+    targets.dedup_by_key(|(_, addr)| *addr);
+    // One IPv6 wildcard socket takes IPv4 connections too, unless IPv4 has
+    // sockets of its own.
+    let only_v6 = targets.iter().any(|(_, addr)| addr.is_ipv4());
+    let mut listeners = Vec::new();
+    for (bind, addr) in targets {
+        match open(addr, only_v6) {
+            Ok(listener) => listeners.push(listener),
+            // A machine without IPv6: the default still means "everywhere".
+            Err(e) if bind == DEFAULT_BIND && e.raw_os_error() == Some(EAFNOSUPPORT) => {
+                let v4 = SocketAddr::from(([0, 0, 0, 0], addr.port()));
+                listeners.push(open(v4, false).map_err(|e| bind_error(v4, &e))?);
+            }
+            Err(e) => return Err(bind_error(addr, &e)),
+        }
+    }
+    if listeners.is_empty() {
+        return Err(Error::BadSetting { what: "no address to listen on was given".to_owned() });
+    }
+    Ok(listeners)
+}
+
+const EAFNOSUPPORT: i32 = rustix::io::Errno::AFNOSUPPORT.raw_os_error();
+
+fn bind_error(addr: SocketAddr, e: &io::Error) -> Error {
+    let why = match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!(
+                "address in use: another program listens on {addr}; choose another port, or 0 for a free one"
+            )
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has that address; see `ip addr`".to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            format!("permission denied ({e}); ports below 1024 are for root")
+        }
+        _ => e.to_string(),
+    };
+    Error::Bind { addr: addr.to_string(), why }
+}
+
+fn open(addr: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+    }
+    // A restarted server must not wait until old connections have timed out.
+    socket.set_reuse_address(true)?;
+    socket.bind(&addr.into())?;
+    // The kernel cuts this down to net.core.somaxconn (listen(2)).
+    socket.listen(i32::MAX)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// An address that a client can use for a listening socket: a wildcard is
+/// replaced by this machine's name, if that leads anywhere.
+pub fn reachable(local: SocketAddr) -> String {
+    if !local.ip().is_unspecified() {
+        return local.to_string();
+    }
+    let name = uname();
+    let name = name.nodename().to_str().unwrap_or("");
+    let known = !name.is_empty()
+        && (name, local.port()).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
+    format!("{}:{}", if known { name } else { "127.0.0.1" }, local.port())
+}

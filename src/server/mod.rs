@@ -1,0 +1,323 @@
+//! The server: listeners, event loops, and the engine behind them.
+
+mod connection;
+mod listen;
+mod worker;
+
+pub use listen::DEFAULT_BIND;
+
+use crate::auth::{Key, Keys};
+use crate::catalog::{CatalogError, Form, Kind};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::layout::{MAX_CELLS, Shape};
+use crate::segment::Segment;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use worker::{Mail, Mailbox, Worker};
+
+/// Cells of a segment unless told otherwise: 2 MiB of them.
+pub const DEFAULT_CAPACITY: u32 = 262_144;
+
+/// How long a session lives without a sign from its client, unless told
+/// otherwise.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+
+/// What all workers of a server share.
+#[derive(Debug)]
+struct Shared {
+    engine: Engine<Segment>,
+    mailboxes: Vec<Mailbox>,
+    keys: Keys,
+    started: Instant,
+    incarnation: u64,
+    capacity: u32,
+    lease: Duration,
+    spin: Duration,
+    most_clients: usize,
+    most_strangers: usize,
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// How a server is set up. Made by [`Server::builder`].
+#[derive(Clone, Debug)]
+pub struct ServerBuilder {
+    binds: Vec<String>,
+    keys: Keys,
+    capacity: u32,
+    workers: Option<usize>,
+    lease: Duration,
+    spin: Duration,
+    max_clients: Option<usize>,
+}
+
+impl ServerBuilder {
+    /// Listens on `HOST:PORT` too; port 0 takes a free one. Without any, the
+    /// server listens on port 7117 of every address of the machine.
+    #[must_use]
+    pub fn bind(mut self, addr: impl Into<String>) -> ServerBuilder {
+        self.binds.push(addr.into());
+        self
+    }
+
+    /// A second key, which gives sessions that can read and wait only.
+    #[must_use]
+    pub fn read_only_key(mut self, key: Key) -> ServerBuilder {
+        self.keys.read_only = Some(key);
+        self
+    }
+
+    /// Cells of the segment, 8 bytes each; 262,144 unless told otherwise.
+    /// Fixed while the server lives.
+    #[must_use]
+    pub fn capacity(mut self, cells: u32) -> ServerBuilder {
+        self.capacity = cells;
+        self
+    }
+
+    /// Event loops, each a thread; one for every two cores unless told
+    /// otherwise.
+    #[must_use]
+    pub fn workers(mut self, workers: usize) -> ServerBuilder {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// How long a session lives without a sign from its client; 10 s unless
+    /// told otherwise. Clients send one three times as often.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> ServerBuilder {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a worker looks for further work, burning a core, before it
+    /// sleeps; not at all unless told otherwise.
+    #[must_use]
+    pub fn spin(mut self, spin: Duration) -> ServerBuilder {
+        self.spin = spin;
+        self
+    }
+
+    /// Most sessions; as many as the file limit allows unless told otherwise.
+    #[must_use]
+    pub fn max_clients(mut self, most: usize) -> ServerBuilder {
+        self.max_clients = Some(most);
+        self
+    }
+
+    /// Starts the server: listens and returns. It raises the process's soft
+    /// file limit to the hard one.
+    ///
+    /// # Errors
+    /// [`Error::Bind`] names the address that cannot be had;
+    /// [`Error::BadSetting`], [`Error::BadAddress`]; [`Error::Os`] for memory,
+    /// threads or file descriptors that the system refuses.
+    pub fn start(mut self) -> Result<Server> {
+        self.check()?;
+        if self.binds.is_empty() {
+            self.binds.push(DEFAULT_BIND.to_owned());
+        }
+        let files = raise_file_limit();
+        let segment = Segment::anonymous(self.capacity)
+            .map_err(|e| Error::os(format!("mapping {} cells", self.capacity), e))?;
+        let listeners = listen::listen(&self.binds)?;
+        let addrs = listeners
+            .iter()
+            .map(std::net::TcpListener::local_addr)
+            .collect::<std::io::Result<Vec<SocketAddr>>>()
+            .map_err(|e| Error::os("asking for the port", e))?;
+        let incarnation =
+            getrandom::u64().map_err(|e| Error::os("asking for random numbers", e.into()))?.max(1);
+        let count = self.workers.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2))
+        });
+        let prepared = (0..count)
+            .map(|_| Worker::prepare())
+            .collect::<std::io::Result<Vec<_>>>()
+            .map_err(|e| Error::os("making an event loop", e))?;
+        let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+        let shared = Arc::new(Shared {
+            engine: Engine::new(segment, self.capacity, self.lease),
+            mailboxes,
+            keys: self.keys,
+            started: Instant::now(),
+            incarnation,
+            capacity: self.capacity,
+            lease: self.lease,
+            spin: self.spin,
+            // A few are needed for other things than clients.
+            most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
+            most_strangers: (files / 4).clamp(16, 4096),
+        });
+        // From here on dropping the server ends what has been started.
+        let mut server = Server { shared: shared.clone(), addrs, threads: Vec::new() };
+        let mut listeners = Some(listeners);
+        for (index, poll) in polls.into_iter().enumerate() {
+            let listeners = listeners.take().unwrap_or_default();
+            let worker = Worker::new(shared.clone(), index, poll, listeners)
+                .map_err(|e| Error::os("watching a listening socket", e))?;
+            let thread = std::thread::Builder::new()
+                .name(format!("farcell-worker-{index}"))
+                .spawn(move || worker.run())
+                .map_err(|e| Error::os("starting a worker thread", e))?;
+            server.threads.push(thread);
+        }
+        tracing::info!(addrs = ?server.addrs, capacity = shared.capacity, "serving");
+        Ok(server)
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |what: String| Err(Error::BadSetting { what });
+        if self.capacity < 8 || self.capacity > MAX_CELLS {
+            return bad(format!(
+                "a capacity of {} cells: from 8 to {MAX_CELLS} are possible",
+                self.capacity
+            ));
+        }
+        if self.workers.is_some_and(|n| n == 0 || n > 128) {
+            return bad("workers: from 1 to 128 are possible".to_owned());
+        }
+        if self.lease < Duration::from_millis(50) || self.lease > Duration::from_secs(86_400) {
+            return bad("a lease lasts from 0.05 to 86400 seconds".to_owned());
+        }
+        if self.max_clients == Some(0) {
+            return bad("max-clients: at least 1 is needed".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// A running server. It stops when dropped.
+///
+/// It can live in a program of its own (`farcell serve`) or in a process that
+/// does other things too, such as rank 0 of a job.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    addrs: Vec<SocketAddr>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Settings for a server whose clients must know `key`.
+    #[must_use]
+    pub fn builder(key: Key) -> ServerBuilder {
+        ServerBuilder {
+            binds: Vec::new(),
+            keys: Keys { full: key, read_only: None },
+            capacity: DEFAULT_CAPACITY,
+            workers: None,
+            lease: DEFAULT_LEASE,
+            spin: Duration::ZERO,
+            max_clients: None,
+        }
+    }
+
+    /// The addresses that it listens on, with their real ports.
+    #[must_use]
+    pub fn local_addrs(&self) -> &[SocketAddr] {
+        &self.addrs
+    }
+
+    /// An address to give to clients: the first one that it listens on, with
+    /// this machine's name in place of a wildcard.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.addrs.first().map(|&addr| listen::reachable(addr)).unwrap_or_default()
+    }
+
+    /// Opens an array or creates it, all cells 0. `true`: it is new.
+    ///
+    /// # Errors
+    /// As [`Client::events`](crate::Client::events).
+    pub fn create(&self, name: &str, kind: Kind, rows: usize, cols: usize) -> Result<bool> {
+        let form = Form { kind, shape: shape(name, rows, cols)? };
+        self.shared
+            .engine
+            .open(name, form)
+            .map(|(_, created)| created)
+            .map_err(|e| catalog_error(name, form, e))
+    }
+
+    /// How many sessions live, those counted whose client is away.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.shared.engine.sessions()
+    }
+
+    /// How many waits are parked.
+    #[must_use]
+    pub fn parked_waits(&self) -> usize {
+        self.shared.engine.parked()
+    }
+
+    /// Stops: tells every client, and ends when they have been told, half a
+    /// second at most. Dropping the server does the same.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for mailbox in &self.shared.mailboxes {
+            mailbox.post(Mail::Stop);
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a worker had panicked");
+            }
+        }
+    }
+}
+
+/// Rows and columns as the catalog has them.
+pub(crate) fn shape(name: &str, rows: usize, cols: usize) -> Result<Shape> {
+    match (u32::try_from(rows), u32::try_from(cols)) {
+        (Ok(r), Ok(c)) if r > 0 && c > 0 => Ok(Shape { rows: r, cols: c }),
+        _ => Err(Error::BadShape { name: name.to_owned(), rows, cols }),
+    }
+}
+
+/// The catalog's refusal in terms of the call that met it.
+pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Error {
+    let name = name.to_owned();
+    match error {
+        CatalogError::Name(why) => Error::BadName { name, why },
+        CatalogError::Empty(shape) => {
+            Error::BadShape { name, rows: shape.rows as usize, cols: shape.cols as usize }
+        }
+        CatalogError::Mismatch(exists) => Error::ArrayMismatch { name, exists, asked },
+        CatalogError::Missing => Error::NoSuchArray { name },
+        CatalogError::Full { asked, free, largest } => {
+            Error::SegmentFull { name, asked, free, largest }
+        }
+        CatalogError::TooMany => Error::BadSelection { what: error.to_string() },
+    }
+}
+
+/// Raises the soft limit of open files to the hard one, and says what it is.
+fn raise_file_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if limit.current != limit.maximum
+        && let Err(error) = setrlimit(Resource::Nofile, wanted)
+    {
+        tracing::warn!(
+            "cannot raise the limit of open files above {:?} ({error}); each client needs one: ulimit -n",
+            limit.current
+        );
+    }
+    getrlimit(Resource::Nofile)
+        .current
+        .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+}

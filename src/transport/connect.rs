@@ -1,0 +1,206 @@
+//! From an address to a connection with a session.
+
+use crate::addr::resolve;
+use crate::auth::{
+    ClientHandshake, Denial, GREETING_LEN, HandshakeError, Key, Resume, WELCOME_LEN, Welcome,
+    may_be_greeting,
+};
+use crate::error::{Error, Result, seconds};
+use socket2::{SockRef, TcpKeepalive};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// A silent server is asked what it is after this time.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Where to, and how to prove oneself.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    /// `HOST:PORT`.
+    pub addr: String,
+    /// The key.
+    pub key: Key,
+    /// Where the key came from, for messages.
+    pub key_source: String,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+}
+
+/// Connects to the first address of the target that takes it, and shakes
+/// hands. Blocks for the target's timeout at most.
+pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(TcpStream, Welcome)> {
+    let deadline = Instant::now() + target.timeout;
+    let mut last = None;
+    for addr in resolve(&target.addr)? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        match TcpStream::connect_timeout(&addr, left) {
+            Ok(stream) => {
+                return shake_hands(target, &stream, addr, resume, deadline).map(|w| (stream, w));
+            }
+            Err(e) => last = Some((addr, e)),
+        }
+    }
+    let why = match last {
+        Some((addr, e)) if e.kind() == io::ErrorKind::TimedOut => {
+            format!("{addr} did not answer within {}", seconds(target.timeout))
+        }
+        Some((addr, e)) if addr.to_string() == target.addr => plain(&e),
+        Some((addr, e)) => format!("{addr}: {}", plain(&e)),
+        None => format!("no answer within {}", seconds(target.timeout)),
+    };
+    Err(Error::Unreachable { addr: target.addr.clone(), why })
+}
+
+/// The system's message without its number.
+pub(crate) fn plain(e: &io::Error) -> String {
+    let text = e.to_string();
+    match text.split_once(" (os error") {
+        Some((words, _)) => words.to_lowercase(),
+        None => text,
+    }
+}
+
+fn shake_hands(
+    target: &Target,
+    stream: &TcpStream,
+    addr: SocketAddr,
+    resume: Resume,
+    deadline: Instant,
+) -> Result<Welcome> {
+    let broke = |e: io::Error| match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Unreachable {
+            addr: target.addr.clone(),
+            why: format!(
+                "it took the connection but did not answer within {}",
+                seconds(target.timeout)
+            ),
+        },
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Error::Unreachable {
+            addr: target.addr.clone(),
+            why: "it closed the connection during the handshake".to_owned(),
+        },
+        _ => Error::Unreachable { addr: target.addr.clone(), why: plain(&e) },
+    };
+    prepare(stream).map_err(broke)?;
+    let greeting = read_greeting(target, stream, addr, deadline)?;
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| Error::os("asking for random numbers", e.into()))?;
+    let explain = |e| explain(target, e);
+    let handshake = ClientHandshake::new(&greeting, nonce, resume, &target.key).map_err(explain)?;
+    (&*stream).write_all(&handshake.hello()).map_err(broke)?;
+    let mut welcome = [0; WELCOME_LEN];
+    set_read_timeout(stream, deadline).map_err(broke)?;
+    (&*stream).read_exact(&mut welcome).map_err(broke)?;
+    let welcome = handshake.welcome(&welcome).map_err(explain)?;
+    stream.set_read_timeout(None).map_err(broke)?;
+    Ok(welcome)
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(30))
+        .with_interval(Duration::from_secs(10))
+        .with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+fn set_read_timeout(stream: &TcpStream, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    // 0 would mean "for ever".
+    stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))
+}
+
+/// Reads the server's greeting. What is no farcell server is recognised by
+/// its first bytes, or, if it waits to be spoken to, by what it says to a
+/// second connection.
+fn read_greeting(
+    target: &Target,
+    mut stream: &TcpStream,
+    addr: SocketAddr,
+    deadline: Instant,
+) -> Result<[u8; GREETING_LEN]> {
+    let unreachable = |why: String| Error::Unreachable { addr: target.addr.clone(), why };
+    let stranger =
+        |what: &str| Error::NotFarcell { addr: target.addr.clone(), what: what.to_owned() };
+    let mut bytes = [0; GREETING_LEN];
+    let mut n = 0;
+    let mut asked = false;
+    while n < GREETING_LEN {
+        let patience = if asked { deadline } else { deadline.min(Instant::now() + SILENCE) };
+        set_read_timeout(stream, patience).map_err(|e| unreachable(plain(&e)))?;
+        match stream.read(&mut bytes[n..]) {
+            Ok(0) if n > 0 => return Err(stranger("something else")),
+            Ok(0) => {
+                return Err(unreachable("it closed the connection before a greeting".to_owned()));
+            }
+            Ok(m) => n += m,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if is_timeout(&e) && Instant::now() < deadline && !asked => {
+                asked = true;
+                if let Some(what) = ask_what_it_is(addr) {
+                    return Err(stranger(what));
+                }
+            }
+            Err(e) if is_timeout(&e) => {
+                let time = seconds(target.timeout);
+                return Err(unreachable(format!(
+                    "it took the connection but sent no greeting within {time}"
+                )));
+            }
+            Err(e) => return Err(unreachable(plain(&e))),
+        }
+        if !may_be_greeting(&bytes[..n]) {
+            return Err(stranger(recognise(&bytes[..n])));
+        }
+    }
+    Ok(bytes)
+}
+
+fn is_timeout(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Says something that an HTTP server and a Redis both answer, on a
+/// connection of its own. `None`: still silent, or a farcell server after all.
+fn ask_what_it_is(addr: SocketAddr) -> Option<&'static str> {
+    let mut stream = TcpStream::connect_timeout(&addr, SILENCE).ok()?;
+    stream.set_read_timeout(Some(SILENCE / 2)).ok()?;
+    stream.write_all(b"PING / HTTP/1.0\r\n\r\n").ok()?;
+    let mut bytes = [0; 64];
+    let n = stream.read(&mut bytes).ok()?;
+    (n > 0 && !may_be_greeting(&bytes[..n])).then(|| recognise(&bytes[..n]))
+}
+
+/// What kind of server starts like this.
+fn recognise(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [b'H', b'T', b'T', b'P', ..] | [b'<', ..] => "an HTTP server",
+        [b'+' | b'-', ..] => "a Redis server",
+        [b'S', b'S', b'H', b'-', ..] => "an SSH server",
+        [b'2', b'2', b'0', ..] => "a mail or FTP server",
+        _ => "something else",
+    }
+}
+
+fn explain(target: &Target, e: HandshakeError) -> Error {
+    let addr = target.addr.clone();
+    let key = target.key_source.clone();
+    match e {
+        HandshakeError::NotFarcell => Error::NotFarcell { addr, what: "something else".to_owned() },
+        HandshakeError::Version(theirs) => {
+            Error::VersionMismatch { addr, theirs, ours: crate::wire::VERSION }
+        }
+        HandshakeError::Denied(Denial::Key) => Error::AuthenticationFailed { addr, key },
+        HandshakeError::Denied(Denial::Full) => Error::ServerFull { addr },
+        HandshakeError::Denied(Denial::GoingAway) => Error::ServerGoingAway { addr },
+        HandshakeError::Denied(Denial::Version) | HandshakeError::Malformed => {
+            Error::Protocol { addr, what: e.to_string() }
+        }
+        HandshakeError::Impostor => Error::Impostor { addr, key },
+    }
+}

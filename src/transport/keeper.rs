@@ -1,0 +1,86 @@
+//! One thread a process that keeps the leases of all its clients.
+
+use super::tcp::Link;
+use crate::engine::lock;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+struct Due {
+    at: Instant,
+    link: Weak<Link>,
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Due) -> bool {
+        self.at == other.at
+    }
+}
+impl Eq for Due {}
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Due) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Due {
+    fn cmp(&self, other: &Due) -> std::cmp::Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+#[derive(Default)]
+struct Keeper {
+    due: Mutex<BinaryHeap<Reverse<Due>>>,
+    earlier: Condvar,
+}
+
+/// Looks after a link until it is dropped: calls [`Link::tend`] each time that
+/// it asks for.
+pub(crate) fn keep(link: Weak<Link>, first: Instant) -> std::io::Result<()> {
+    static KEEPER: OnceLock<std::io::Result<&'static Keeper>> = OnceLock::new();
+    let keeper = KEEPER.get_or_init(|| {
+        let keeper: &'static Keeper = Box::leak(Box::default());
+        std::thread::Builder::new().name("farcell-keeper".to_owned()).spawn(|| keeper.run())?;
+        Ok(keeper)
+    });
+    match keeper {
+        Ok(keeper) => {
+            lock(&keeper.due).push(Reverse(Due { at: first, link }));
+            keeper.earlier.notify_one();
+            Ok(())
+        }
+        Err(e) => Err(e.kind().into()),
+    }
+}
+
+impl Keeper {
+    fn run(&self) {
+        let mut due = lock(&self.due);
+        loop {
+            let now = Instant::now();
+            let wait = due.peek().map(|Reverse(first)| first.at.saturating_duration_since(now));
+            match wait {
+                None => due = self.earlier.wait(due).unwrap_or_else(PoisonError::into_inner),
+                Some(wait) if !wait.is_zero() => {
+                    due = self
+                        .earlier
+                        .wait_timeout(due, wait)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                }
+                Some(_) => {
+                    let Some(Reverse(Due { link, .. })) = due.pop() else {
+                        continue;
+                    };
+                    drop(due);
+                    let next = link.upgrade().and_then(|link| link.tend(now));
+                    due = lock(&self.due);
+                    if let Some(at) = next {
+                        due.push(Reverse(Due { at, link }));
+                    }
+                }
+            }
+        }
+    }
+}

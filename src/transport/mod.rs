@@ -1,0 +1,75 @@
+//! How a client's operations reach the cells: one file a transport, one trait.
+
+pub(crate) mod connect;
+pub(crate) mod keeper;
+pub(crate) mod tcp;
+
+use crate::cell::Op;
+use crate::error::Error;
+use crate::layout::Run;
+use crate::wire::{Refusal, WaitRecord};
+use std::time::Duration;
+
+/// An operation on one cell, as a transport takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CellOp {
+    /// What to do.
+    pub op: Op,
+    /// The session's number of the array.
+    pub array: u16,
+    /// The cell, counted from the start of the array.
+    pub offset: u32,
+    /// First operand.
+    pub a: u64,
+    /// Second operand.
+    pub b: u64,
+}
+
+/// Why an operation failed, before anyone has put names to the numbers.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The server refused it. The number says which operation of several.
+    Refused(Refusal, u32),
+    /// Anything else.
+    Error(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Error(error)
+    }
+}
+
+/// How a wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waited {
+    /// Enough cells satisfied it; otherwise its time was over or it was
+    /// cancelled.
+    pub satisfied: bool,
+    /// Which targets satisfied it, counted in their order, and by what word.
+    pub fired: Vec<(u32, u64)>,
+}
+
+/// The way of a client's operations to the cells. Every method may be called
+/// by many threads at once and blocks until the answer is there or the
+/// transport gives up.
+pub(crate) trait Transport: Send + Sync + std::fmt::Debug {
+    /// Carries out one operation and returns the word before it.
+    fn execute(&self, op: CellOp) -> Result<u64, Failure>;
+
+    /// Carries out many operations, on as few trips as it takes, and returns
+    /// the words before each. If one is refused, none of its trip is done.
+    fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure>;
+
+    /// Carries out one operation without operands on many cells of an array.
+    fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure>;
+
+    /// Waits until `need` of the targets are satisfied.
+    fn wait(
+        &self,
+        need: u32,
+        targets: &[WaitRecord],
+        timeout: Option<Duration>,
+        cancel: Option<&tcp::Canceller>,
+    ) -> Result<Waited, Failure>;
+}

@@ -1,0 +1,318 @@
+//! Operations as frames on a TCP connection.
+
+mod link;
+mod resume;
+
+pub(crate) use link::{Link, Settings};
+
+use super::{CellOp, Failure, Transport, Waited};
+use crate::cell::Op;
+use crate::engine::lock;
+use crate::error::Error;
+use crate::layout::Run;
+use crate::wire::{
+    self, HEADER, Header, OpRecord, OpenRecord, OpenedRecord, RunRecord, RunsHead, Tag, WaitHead,
+    WaitRecord,
+};
+use link::{Reply, Request};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// Ends waits from another thread. Clones are one and the same; once
+/// cancelled it stays so, and further waits with it end at once.
+#[derive(Clone, Debug, Default)]
+pub struct Canceller {
+    inner: Arc<Mutex<Cancelling>>,
+}
+
+#[derive(Debug, Default)]
+struct Cancelling {
+    cancelled: bool,
+    waits: Vec<(Weak<Link>, u64)>,
+}
+
+/// Takes a wait out of its canceller when it has ended.
+pub(crate) struct Entered<'c> {
+    canceller: &'c Canceller,
+    link: Weak<Link>,
+    wait: u64,
+}
+
+impl Canceller {
+    /// A canceller that has not been used.
+    #[must_use]
+    pub fn new() -> Canceller {
+        Canceller::default()
+    }
+
+    /// Ends every wait that was given this canceller, now and later, with
+    /// [`Error::Cancelled`]. Does not wait for them.
+    pub fn cancel(&self) {
+        let waits = {
+            let mut inner = lock(&self.inner);
+            inner.cancelled = true;
+            std::mem::take(&mut inner.waits)
+        };
+        for (link, wait) in waits {
+            if let Some(link) = link.upgrade() {
+                link.cancel_wait(wait);
+            }
+        }
+    }
+
+    /// Whether [`cancel`](Self::cancel) was called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        lock(&self.inner).cancelled
+    }
+
+    pub(crate) fn enter(&self, link: Weak<Link>, wait: u64) -> Entered<'_> {
+        lock(&self.inner).waits.push((link.clone(), wait));
+        Entered { canceller: self, link, wait }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        lock(&self.canceller.inner)
+            .waits
+            .retain(|(link, wait)| *wait != self.wait || !link.ptr_eq(&self.link));
+    }
+}
+
+/// A frame with room for its id.
+fn frame(tag: Tag, parts: &[&[u8]]) -> Vec<u8> {
+    let len: usize = parts.iter().map(|p| p.len()).sum();
+    let mut frame = Vec::with_capacity(HEADER + len);
+    wire::push(&mut frame, tag, 0, parts);
+    frame
+}
+
+impl From<CellOp> for OpRecord {
+    fn from(op: CellOp) -> OpRecord {
+        OpRecord {
+            op: op.op as u8,
+            reserved: 0,
+            array: op.array,
+            offset: op.offset,
+            a: op.a,
+            b: op.b,
+        }
+    }
+}
+
+/// Operations that go in one frame.
+fn ops_request(ops: &[CellOp]) -> Request {
+    let size = size_of::<OpRecord>();
+    let mut frame = Vec::with_capacity(HEADER + ops.len() * size);
+    let header = Header::new(Tag::Ops, 0, ops.len() * size);
+    frame.extend_from_slice(bytemuck::bytes_of(&header));
+    let mut repeatable = true;
+    let mut reads = true;
+    for &op in ops {
+        repeatable &= op.op.is_repeatable();
+        reads &= op.op.is_read();
+        frame.extend_from_slice(bytemuck::bytes_of(&OpRecord::from(op)));
+    }
+    let name = match ops {
+        [one] => one.op.name(),
+        _ => "a batch",
+    };
+    Request { frame, name, repeatable, reads, reply_bytes: HEADER + ops.len() * 8 }
+}
+
+impl Link {
+    fn call(&self, request: Request) -> Result<Reply, Failure> {
+        let id = self.submit(request)?;
+        self.collect(id)
+    }
+
+    fn senseless(&self, what: &str) -> Failure {
+        let addr = self.settings.target.addr.clone();
+        Error::Protocol { addr, what: what.to_owned() }.into()
+    }
+
+    /// Sends several requests, then collects their words in order.
+    fn words_of(
+        &self,
+        requests: impl Iterator<Item = (Request, usize)>,
+    ) -> Result<Vec<u64>, Failure> {
+        let mut pending = Vec::new();
+        let mut failed = None;
+        for (request, count) in requests {
+            match self.submit(request) {
+                Ok(id) => pending.push((id, count)),
+                Err(failure) => {
+                    failed = Some(failure);
+                    break;
+                }
+            }
+        }
+        let mut words = Vec::new();
+        for (id, count) in pending {
+            // Also behind a failure: every answer has to be taken.
+            match self.collect(id) {
+                Ok(Reply::Word(word)) if count == 1 => words.push(word),
+                Ok(Reply::Frame(Tag::Words, bytes)) if bytes.len() == count * 8 => {
+                    words.extend(bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned::<u64>));
+                }
+                Ok(_) => {
+                    failed.get_or_insert(self.senseless("a reply of another kind or size"));
+                }
+                Err(failure) => {
+                    failed.get_or_insert(failure);
+                }
+            }
+        }
+        match failed {
+            Some(failure) => Err(failure),
+            None => Ok(words),
+        }
+    }
+
+    /// Opens an array under the session's next number. `kind` 0 opens whatever
+    /// has the name.
+    pub(crate) fn open(
+        &self,
+        name: &str,
+        kind: u8,
+        rows: u32,
+        cols: u32,
+    ) -> Result<(u16, OpenedRecord), Failure> {
+        let open = |array| {
+            let record = OpenRecord { array, kind, reserved: 0, rows, cols };
+            frame(Tag::Open, &[bytemuck::bytes_of(&record), name.as_bytes()])
+        };
+        let Some(number) = self.add_binding(open) else {
+            let what = format!("a client opens at most {} arrays", wire::MAX_ARRAYS_OPEN);
+            return Err(Error::BadSelection { what }.into());
+        };
+        let reply = self.call(Request {
+            frame: open(number),
+            name: "open",
+            repeatable: true,
+            reads: false,
+            reply_bytes: HEADER + 64,
+        });
+        let opened = match reply {
+            Ok(Reply::Frame(Tag::Opened, bytes)) => wire::take(Tag::Opened, &bytes)
+                .map(|(record, _)| (number, record))
+                .map_err(|v| self.senseless(&v.to_string())),
+            Ok(_) => Err(self.senseless("a reply of another kind to an open")),
+            Err(failure) => Err(failure),
+        };
+        if opened.is_err() {
+            self.drop_binding(number);
+        }
+        opened
+    }
+
+    /// Sends a request whose payload is a name, and returns the reply's
+    /// payload.
+    pub(crate) fn ask(&self, tag: Tag, name: &str) -> Result<Vec<u8>, Failure> {
+        let reads = tag != Tag::Remove;
+        let reply = self.call(Request {
+            frame: frame(tag, &[name.as_bytes()]),
+            name: if reads { "list" } else { "remove" },
+            repeatable: reads,
+            reads,
+            reply_bytes: HEADER + if tag == Tag::List { 256 << 10 } else { 64 },
+        })?;
+        match reply {
+            Reply::Frame(_, bytes) => Ok(bytes),
+            Reply::Word(_) => Err(self.senseless("a word in reply to a question")),
+        }
+    }
+}
+
+impl Transport for Link {
+    fn execute(&self, op: CellOp) -> Result<u64, Failure> {
+        match self.call(ops_request(&[op]))? {
+            Reply::Word(word) => Ok(word),
+            Reply::Frame(..) => Err(self.senseless("a frame in reply to one operation")),
+        }
+    }
+
+    fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
+        let chunks = ops.chunks(wire::MAX_OPS);
+        self.words_of(chunks.map(|chunk| (ops_request(chunk), chunk.len())))
+    }
+
+    fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
+        let head = RunsHead { op: op as u8, reserved: [0; 5], array };
+        self.words_of(parcels(runs).map(|(records, cells)| {
+            let bytes = bytemuck::cast_slice(&records);
+            let request = Request {
+                frame: frame(Tag::Runs, &[bytemuck::bytes_of(&head), bytes]),
+                name: op.name(),
+                repeatable: op.is_repeatable(),
+                reads: op.is_read(),
+                reply_bytes: HEADER + cells * 8,
+            };
+            (request, cells)
+        }))
+    }
+
+    fn wait(
+        &self,
+        need: u32,
+        targets: &[WaitRecord],
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Waited, Failure> {
+        let head = WaitHead { need, reserved: 0 };
+        let bytes = bytemuck::cast_slice(targets);
+        Link::wait(self, frame(Tag::Wait, &[bytemuck::bytes_of(&head), bytes]), timeout, cancel)
+    }
+}
+
+/// Runs as they fit into frames, each with the number of its cells.
+fn parcels(runs: &[Run]) -> impl Iterator<Item = (Vec<RunRecord>, usize)> {
+    let mut rest = runs.iter().copied();
+    let mut cut: Option<Run> = None;
+    std::iter::from_fn(move || {
+        let mut records = Vec::new();
+        let mut cells = 0;
+        while records.len() < wire::MAX_RUNS && cells < wire::MAX_CELLS {
+            let Some(run) = cut.take().or_else(|| rest.next()) else {
+                break;
+            };
+            let count = run.count.min((wire::MAX_CELLS - cells) as u32);
+            records.push(Run { count, ..run }.into());
+            cells += count as usize;
+            if count < run.count {
+                let offset = run.offset + count * run.stride;
+                cut = Some(Run { offset, count: run.count - count, ..run });
+            }
+        }
+        (!records.is_empty()).then_some((records, cells))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_selections_are_cut_without_loss() {
+        let most = wire::MAX_CELLS as u32;
+        let runs =
+            [Run { offset: 0, count: most + 5, stride: 2 }, Run { offset: 7, count: 3, stride: 9 }];
+        let want: Vec<u32> = runs.iter().flat_map(|r| r.offsets()).collect();
+        let parcels: Vec<_> = parcels(&runs).collect();
+        assert_eq!(parcels.len(), 2);
+        let got: Vec<u32> = parcels
+            .iter()
+            .flat_map(|(records, _)| records.iter().flat_map(|&r| Run::from(r).offsets()))
+            .collect();
+        assert_eq!(got, want);
+        assert!(parcels.iter().all(|(_, cells)| *cells <= wire::MAX_CELLS));
+    }
+
+    #[test]
+    fn many_single_cells_are_cut_too() {
+        let runs = vec![Run::one(1); wire::MAX_RUNS + 1];
+        let sizes: Vec<usize> = parcels(&runs).map(|(_, cells)| cells).collect();
+        assert_eq!(sizes, [wire::MAX_RUNS, 1]);
+    }
+}

@@ -1,0 +1,80 @@
+//! Bringing a lost connection back.
+
+use super::link::Link;
+use crate::error::{Error, Result};
+use crate::transport::connect::{connect, plain};
+use crate::wire::{self, ErrorRecord, HEADER, Header, Tag};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// First pause between two attempts; it doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connects again, until it succeeds or nobody needs the link any more. Runs
+/// in a thread of its own.
+pub(super) fn reconnect(link: &Weak<Link>) {
+    let mut pause = Duration::ZERO;
+    loop {
+        std::thread::sleep(jitter(pause));
+        let Some(link) = link.upgrade() else {
+            return;
+        };
+        let Some(resume) = link.resume_request() else {
+            return;
+        };
+        let attempt = connect(&link.settings.target, resume).and_then(|(socket, welcome)| {
+            if !welcome.resumed {
+                open_again(&link, &socket)?;
+            }
+            Ok((socket, welcome))
+        });
+        match attempt {
+            Ok((socket, welcome)) => return link.back(socket, welcome),
+            Err(error) => link.still_down(&error),
+        }
+        pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+    }
+}
+
+/// Between half the pause and all of it, so that clients who lost a server
+/// together do not come back together.
+fn jitter(pause: Duration) -> Duration {
+    let random = getrandom::u32().unwrap_or(u32::MAX);
+    pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}
+
+/// A new session knows none of our arrays: opens each under its old number,
+/// and so creates it on a server that has lost it. One that cannot be opened
+/// stays closed, and operations on it say so.
+fn open_again(link: &Link, socket: &TcpStream) -> Result<()> {
+    let bindings = link.bindings();
+    let addr = &link.settings.target.addr;
+    let broke = |e: io::Error| Error::Unreachable { addr: addr.clone(), why: plain(&e) };
+    socket.set_read_timeout(Some(link.settings.target.timeout)).map_err(broke)?;
+    let mut stream = socket;
+    for frame in &bindings {
+        stream.write_all(frame).map_err(broke)?;
+        let mut head = [0; HEADER];
+        stream.read_exact(&mut head).map_err(broke)?;
+        let header: Header = bytemuck::pod_read_unaligned(&head);
+        if header.len as usize > wire::MAX_PAYLOAD {
+            let what = wire::Violation::TooLong(header.len).to_string();
+            return Err(Error::Protocol { addr: addr.clone(), what });
+        }
+        let mut payload = Vec::new();
+        let read = stream.take(header.len.into()).read_to_end(&mut payload).map_err(broke)?;
+        if read < header.len as usize {
+            return Err(broke(io::ErrorKind::UnexpectedEof.into()));
+        }
+        if header.tag == Tag::Refused as u8
+            && let Ok((record, _)) = wire::take::<ErrorRecord>(Tag::Refused, &payload)
+        {
+            let refusal = wire::Refusal::from_record(&record);
+            tracing::warn!(addr, ?refusal, "an array cannot be opened on the server that is back");
+        }
+    }
+    socket.set_read_timeout(None).map_err(broke)
+}

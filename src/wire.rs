@@ -1,0 +1,598 @@
+//! Frames: what client and server say to each other after the handshake.
+//!
+//! A frame is a [`Header`] of 16 bytes and a payload of `len` bytes, all
+//! little-endian. The structs here are the bytes: `bytemuck` copies them in
+//! and out, so there is no encoder that could disagree with the decoder.
+//! Nothing here allocates by a number that a peer sent.
+//!
+//! Requests carry a number, counted up by the client, and are answered in
+//! their order. Waits have numbers of their own, because they are answered
+//! whenever they are satisfied.
+
+use crate::catalog::{CatalogError, Form, Kind, NameError};
+use crate::cell::{Comparison, Condition, Op};
+use crate::layout::{Run, Shape};
+use bytemuck::{Pod, Zeroable};
+
+/// The version of the protocol that this code speaks.
+pub const VERSION: u16 = 1;
+
+/// Largest payload of a frame.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+
+/// Most cells that one request may touch.
+pub const MAX_CELLS: usize = MAX_PAYLOAD / 8;
+
+/// Most operations in one frame of single operations.
+pub const MAX_OPS: usize = 32 * 1024;
+
+/// Most runs in one frame.
+pub const MAX_RUNS: usize = 64 * 1024;
+
+/// Most cells that one wait may name.
+pub const MAX_WAIT_CELLS: usize = 60 * 1024;
+
+/// Most arrays that one session may have open.
+pub const MAX_ARRAYS_OPEN: usize = 4096;
+
+/// Most requests that a client may have unanswered.
+pub const MAX_UNANSWERED: usize = 4096;
+
+/// Most bytes of replies that a client may have unanswered. The server holds
+/// that much for a client that does not read, so a client that keeps to it can
+/// always write without reading first.
+pub const MAX_UNANSWERED_BYTES: usize = 4 << 20;
+
+/// What a frame is. The number is its code on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Tag {
+    /// Request: [`OpRecord`]s. Reply: [`Tag::Words`], one each.
+    Ops = 1,
+    /// Request: [`RunsHead`] and [`RunRecord`]s, one operation on many cells.
+    /// Reply: [`Tag::Words`], one for each cell in order.
+    Runs = 2,
+    /// Request: [`OpenRecord`] and the name. Reply: [`Tag::Opened`].
+    Open = 3,
+    /// Request: the name. Reply: [`Tag::Words`] with none.
+    Remove = 4,
+    /// Request: the name after which to start. Reply: [`Tag::Listed`].
+    List = 5,
+    /// Request: nothing. Reply: [`Tag::Info`].
+    GetInfo = 6,
+    /// [`WaitHead`] and [`WaitRecord`]s; the id is the wait's. Answered by
+    /// [`Tag::Woken`] when satisfied.
+    Wait = 16,
+    /// Gives up the wait with this id. Answered by [`Tag::Woken`] if it was
+    /// satisfied before, by [`Tag::Cancelled`] otherwise.
+    Cancel = 17,
+    /// The answer to the wait with this id has arrived; the server may forget it.
+    WaitDone = 18,
+    /// "I am here", in both directions.
+    Heartbeat = 32,
+    /// The client ends its session.
+    Bye = 33,
+    /// Reply: the words before each change.
+    Words = 64,
+    /// Reply: [`OpenedRecord`].
+    Opened = 65,
+    /// Reply: [`ListRecord`]s, each with its name behind it.
+    Listed = 66,
+    /// Reply: [`InfoRecord`].
+    Info = 67,
+    /// Reply: [`ErrorRecord`]. The request changed nothing.
+    Refused = 68,
+    /// [`FiredRecord`]s: the wait with this id is over, these cells satisfy it.
+    Woken = 80,
+    /// [`FiredRecord`]s: the wait with this id was given up; these satisfied it.
+    Cancelled = 81,
+    /// [`ErrorRecord`]: the wait with this id cannot go on.
+    WaitRefused = 82,
+    /// The server stops; no request behind the last reply was carried out.
+    GoingAway = 96,
+}
+
+impl Tag {
+    /// The tag with this code.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Tag> {
+        Some(match code {
+            1 => Tag::Ops,
+            2 => Tag::Runs,
+            3 => Tag::Open,
+            4 => Tag::Remove,
+            5 => Tag::List,
+            6 => Tag::GetInfo,
+            16 => Tag::Wait,
+            17 => Tag::Cancel,
+            18 => Tag::WaitDone,
+            32 => Tag::Heartbeat,
+            33 => Tag::Bye,
+            64 => Tag::Words,
+            65 => Tag::Opened,
+            66 => Tag::Listed,
+            67 => Tag::Info,
+            68 => Tag::Refused,
+            80 => Tag::Woken,
+            81 => Tag::Cancelled,
+            82 => Tag::WaitRefused,
+            96 => Tag::GoingAway,
+            _ => return None,
+        })
+    }
+}
+
+/// The first 16 bytes of a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Header {
+    /// Bytes behind the header.
+    pub len: u32,
+    /// A [`Tag`].
+    pub tag: u8,
+    /// 0.
+    pub reserved: u8,
+    /// In a request: how far its id is ahead of the oldest one unanswered.
+    /// The server forgets the replies to all before that.
+    pub span: u16,
+    /// Number of the request or wait, 0 where there is none.
+    pub id: u64,
+}
+
+/// Bytes of a [`Header`].
+pub const HEADER: usize = size_of::<Header>();
+
+impl Header {
+    /// The header of a frame with `len` bytes of payload.
+    #[must_use]
+    pub const fn new(tag: Tag, id: u64, len: usize) -> Header {
+        Header { len: len as u32, tag: tag as u8, reserved: 0, span: 0, id }
+    }
+}
+
+/// One operation on one cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpRecord {
+    /// An [`Op`].
+    pub op: u8,
+    /// 0.
+    pub reserved: u8,
+    /// The session's number of the array.
+    pub array: u16,
+    /// The cell, counted from the start of the array.
+    pub offset: u32,
+    /// First operand, a value.
+    pub a: u64,
+    /// Second operand, a value.
+    pub b: u64,
+}
+
+/// One operation on many cells of one array: what stands before the runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RunsHead {
+    /// An [`Op`] without operands.
+    pub op: u8,
+    /// 0.
+    pub reserved: [u8; 5],
+    /// The session's number of the array.
+    pub array: u16,
+}
+
+/// A [`Run`] on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RunRecord {
+    /// First cell, counted from the start of the array.
+    pub offset: u32,
+    /// How many.
+    pub count: u32,
+    /// From one to the next.
+    pub stride: u32,
+}
+
+impl From<Run> for RunRecord {
+    fn from(run: Run) -> RunRecord {
+        let Run { offset, count, stride } = run;
+        RunRecord { offset, count, stride }
+    }
+}
+
+impl From<RunRecord> for Run {
+    fn from(r: RunRecord) -> Run {
+        Run { offset: r.offset, count: r.count, stride: r.stride }
+    }
+}
+
+/// Opens an array under a number of the client's choice below
+/// [`MAX_ARRAYS_OPEN`], which means the same after a reconnect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenRecord {
+    /// The session's number for the array from now on.
+    pub array: u16,
+    /// A [`Kind`], or 0 to open whatever has the name and make nothing.
+    pub kind: u8,
+    /// 0.
+    pub reserved: u8,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// What was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct OpenedRecord {
+    /// A [`Kind`].
+    pub kind: u8,
+    /// 1 if it did not exist before.
+    pub created: u8,
+    /// 0.
+    pub reserved: u16,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// An array in a list; `name_len` bytes of name follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListRecord {
+    /// A [`Kind`].
+    pub kind: u8,
+    /// Bytes of the name behind this.
+    pub name_len: u8,
+    /// 0.
+    pub reserved: u16,
+    /// Rows.
+    pub rows: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// What the server tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct InfoRecord {
+    /// Cells of the segment.
+    pub capacity: u64,
+    /// Cells that no array has.
+    pub free: u64,
+    /// Cells of the largest free piece.
+    pub largest: u64,
+    /// Sessions that live.
+    pub sessions: u32,
+    /// Arrays that exist.
+    pub arrays: u32,
+    /// Waits that are parked.
+    pub parked: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// What stands before the records of a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WaitHead {
+    /// How many of the cells must be satisfied, at least 1.
+    pub need: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// In [`WaitRecord::comparison`]: satisfied if the event is set when the
+/// server first looks, or by any transition after that.
+pub const UNTIL_SET: u8 = 0;
+
+/// Cells of one array, and what they are waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct WaitRecord {
+    /// The session's number of the array.
+    pub array: u16,
+    /// A [`Comparison`] with `value`, or [`UNTIL_SET`].
+    pub comparison: u8,
+    /// 0.
+    pub reserved: u8,
+    /// The cells.
+    pub run: RunRecord,
+    /// The value to compare with.
+    pub value: i64,
+}
+
+impl WaitRecord {
+    /// The condition, `None` for [`UNTIL_SET`].
+    ///
+    /// # Errors
+    /// The comparison is none.
+    pub fn condition(&self) -> Result<Option<Condition>, Violation> {
+        if self.comparison == UNTIL_SET {
+            return Ok(None);
+        }
+        let comparison =
+            Comparison::from_code(self.comparison).ok_or(Violation::Field("comparison"))?;
+        Ok(Some(Condition { comparison, value: self.value }))
+    }
+}
+
+/// A cell of a wait that is satisfied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FiredRecord {
+    /// Which of the wait's cells, counted in the order of its records.
+    pub index: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The word that satisfied it.
+    pub word: u64,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ErrorRecord {
+    /// A [`Refusal`].
+    pub code: u16,
+    /// 0.
+    pub reserved: u16,
+    /// Which operation of the frame.
+    pub index: u32,
+    /// Details, by code.
+    pub detail: [u64; 3],
+}
+
+/// The peer broke the protocol: the connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// A payload longer than [`MAX_PAYLOAD`].
+    #[error("a frame of {0} bytes; at most {MAX_PAYLOAD} are allowed")]
+    TooLong(u32),
+    /// A tag that is none, or none that this side may send.
+    #[error("an unexpected frame of type {0}")]
+    Tag(u8),
+    /// A payload whose size does not fit its tag.
+    #[error("a payload of {1} bytes in a frame of type {0}")]
+    Size(u8, usize),
+    /// A field with a value outside of its range.
+    #[error("a bad value in the field {0:?}")]
+    Field(&'static str),
+    /// A request id that goes backwards over replies already acknowledged.
+    #[error("request {0} was acknowledged before")]
+    Forgotten(u64),
+    /// More unanswered requests, waits or bytes than allowed.
+    #[error("more than the allowed {0}")]
+    Limit(&'static str),
+}
+
+/// Splits the first frame off `bytes`: its header and payload, or `None` while
+/// it is not whole yet.
+///
+/// # Errors
+/// The frame is longer than allowed.
+pub fn split(bytes: &[u8]) -> Result<Option<(Header, &[u8])>, Violation> {
+    let Some((head, rest)) = bytes.split_at_checked(HEADER) else {
+        return Ok(None);
+    };
+    let header: Header = bytemuck::pod_read_unaligned(head);
+    if header.len as usize > MAX_PAYLOAD {
+        return Err(Violation::TooLong(header.len));
+    }
+    Ok(rest.get(..header.len as usize).map(|p| (header, p)))
+}
+
+/// Appends a frame whose payload is the bytes of `parts`, one after another.
+pub fn push(out: &mut Vec<u8>, tag: Tag, id: u64, parts: &[&[u8]]) {
+    let len = parts.iter().map(|p| p.len()).sum();
+    out.extend_from_slice(bytemuck::bytes_of(&Header::new(tag, id, len)));
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Takes a record off the front of a payload.
+///
+/// # Errors
+/// The payload is shorter than that.
+pub fn take<'a, T: Pod>(tag: Tag, payload: &'a [u8]) -> Result<(T, &'a [u8]), Violation> {
+    let (head, rest) = payload
+        .split_at_checked(size_of::<T>())
+        .ok_or(Violation::Size(tag as u8, payload.len()))?;
+    Ok((bytemuck::pod_read_unaligned(head), rest))
+}
+
+/// The records that fill a payload to its end.
+///
+/// # Errors
+/// A rest remains, or there are none, or more than `most`.
+pub fn records<'a, T: Pod>(
+    tag: Tag,
+    payload: &'a [u8],
+    most: usize,
+) -> Result<impl ExactSizeIterator<Item = T> + Clone + use<'a, T>, Violation> {
+    let size = size_of::<T>();
+    if payload.len() % size != 0 || payload.is_empty() || payload.len() / size > most {
+        return Err(Violation::Size(tag as u8, payload.len()));
+    }
+    Ok(payload.chunks_exact(size).map(bytemuck::pod_read_unaligned))
+}
+
+/// The name of an array that fills a payload.
+///
+/// # Errors
+/// It is no UTF-8 or longer than a name can be.
+pub fn name(tag: Tag, payload: &[u8]) -> Result<&str, Violation> {
+    // One byte more than the longest name, so that the catalog can say that it
+    // is too long; what is longer did not come from our client.
+    if payload.len() > crate::catalog::MAX_NAME + 1 {
+        return Err(Violation::Size(tag as u8, payload.len()));
+    }
+    std::str::from_utf8(payload).map_err(|_| Violation::Field("name"))
+}
+
+/// Why the server did not carry out a request. Nothing was changed by it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The session's number names no array, or one that was removed.
+    NoArray,
+    /// The operation is none of the array's kind.
+    WrongKind(Kind),
+    /// The offset lies outside of the array.
+    OutOfRange,
+    /// An operand needs more than 63 bits.
+    TooLarge,
+    /// The session is read-only.
+    ReadOnly,
+    /// The catalog's answer.
+    Catalog(CatalogError),
+    /// More cells waited for than a session may.
+    TooManyWaits,
+    /// The session has no number left for a further array.
+    TooManyArrays,
+}
+
+impl Refusal {
+    /// The record that says so.
+    #[must_use]
+    pub fn record(&self, index: u32) -> ErrorRecord {
+        let (code, detail) = match self {
+            Refusal::NoArray => (1, [0; 3]),
+            Refusal::WrongKind(kind) => (2, [*kind as u64, 0, 0]),
+            Refusal::OutOfRange => (3, [0; 3]),
+            Refusal::TooLarge => (4, [0; 3]),
+            Refusal::ReadOnly => (5, [0; 3]),
+            Refusal::TooManyWaits => (6, [0; 3]),
+            Refusal::TooManyArrays => (7, [0; 3]),
+            Refusal::Catalog(e) => match e {
+                CatalogError::Name(NameError::Empty) => (16, [0; 3]),
+                CatalogError::Name(NameError::TooLong(n)) => (17, [*n as u64, 0, 0]),
+                CatalogError::Name(NameError::BadCharacter(c, at)) => {
+                    (18, [u64::from(*c), *at as u64, 0])
+                }
+                CatalogError::Name(NameError::BadStart(c)) => (19, [u64::from(*c), 0, 0]),
+                CatalogError::Empty(s) => (20, [0, s.rows.into(), s.cols.into()]),
+                CatalogError::Mismatch(form) => {
+                    let Form { kind, shape } = *form;
+                    (21, [kind as u64, shape.rows.into(), shape.cols.into()])
+                }
+                CatalogError::Missing => (22, [0; 3]),
+                CatalogError::Full { asked, free, largest } => (23, [*asked, *free, *largest]),
+                CatalogError::TooMany => (24, [0; 3]),
+            },
+        };
+        ErrorRecord { code, reserved: 0, index, detail }
+    }
+
+    /// What a record says, `None` if this version does not know it.
+    #[must_use]
+    pub fn from_record(record: &ErrorRecord) -> Option<Refusal> {
+        let [a, b, c] = record.detail;
+        let small = |n: u64| u32::try_from(n).ok();
+        let character = |n: u64| small(n).and_then(char::from_u32);
+        let kind = |n: u64| u8::try_from(n).ok().and_then(Kind::from_code);
+        let shape = || Some(Shape { rows: small(b)?, cols: small(c)? });
+        Some(match record.code {
+            1 => Refusal::NoArray,
+            2 => Refusal::WrongKind(kind(a)?),
+            3 => Refusal::OutOfRange,
+            4 => Refusal::TooLarge,
+            5 => Refusal::ReadOnly,
+            6 => Refusal::TooManyWaits,
+            7 => Refusal::TooManyArrays,
+            16 => Refusal::Catalog(NameError::Empty.into()),
+            17 => Refusal::Catalog(NameError::TooLong(small(a)? as usize).into()),
+            18 => {
+                Refusal::Catalog(NameError::BadCharacter(character(a)?, small(b)? as usize).into())
+            }
+            19 => Refusal::Catalog(NameError::BadStart(character(a)?).into()),
+            20 => Refusal::Catalog(CatalogError::Empty(shape()?)),
+            21 => {
+                let form = Form { kind: kind(a)?, shape: shape()? };
+                Refusal::Catalog(CatalogError::Mismatch(form))
+            }
+            22 => Refusal::Catalog(CatalogError::Missing),
+            23 => Refusal::Catalog(CatalogError::Full { asked: a, free: b, largest: c }),
+            24 => Refusal::Catalog(CatalogError::TooMany),
+            _ => return None,
+        })
+    }
+}
+
+/// The operation of a record.
+///
+/// # Errors
+/// The code is none.
+pub fn op(code: u8) -> Result<Op, Violation> {
+    Op::from_code(code).ok_or(Violation::Field("op"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            match split(&bytes) {
+                Ok(Some((header, payload))) => {
+                    prop_assert_eq!(payload.len(), header.len as usize);
+                    prop_assert!(bytes.len() >= HEADER + payload.len());
+                }
+                Ok(None) => if let Some(head) = bytes.get(..4) {
+                    let len = u32::from_le_bytes(head.try_into().unwrap()) as usize;
+                    prop_assert!(bytes.len() < HEADER + len);
+                },
+                Err(Violation::TooLong(n)) => prop_assert!(n as usize > MAX_PAYLOAD),
+                Err(other) => prop_assert!(false, "{other}"),
+            }
+        }
+
+        #[test]
+        fn what_is_pushed_is_split_again(id: u64, a in prop::collection::vec(any::<u8>(), 0..60), b in prop::collection::vec(any::<u8>(), 0..60), cut in 0usize..140) {
+            let mut out = Vec::new();
+            push(&mut out, Tag::Wait, id, &[&a, &b]);
+            let (header, payload) = split(&out).unwrap().unwrap();
+            prop_assert_eq!(header, Header::new(Tag::Wait, id, a.len() + b.len()));
+            prop_assert_eq!(payload, [a, b].concat());
+            if cut < out.len() { prop_assert_eq!(split(&out[..cut]).unwrap(), None); }
+        }
+
+        #[test]
+        fn refusals_survive_the_wire(code in 0u16..40, index: u32, detail: [u64; 3]) {
+            let record = ErrorRecord { code, reserved: 0, index, detail };
+            if let Some(refusal) = Refusal::from_record(&record) {
+                let again = Refusal::from_record(&refusal.record(index));
+                prop_assert_eq!(again, Some(refusal));
+            }
+        }
+
+        #[test]
+        fn records_fill_or_fail(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            match records::<OpRecord>(Tag::Ops, &bytes, 5) {
+                Ok(it) => prop_assert_eq!(it.count() * size_of::<OpRecord>(), bytes.len()),
+                Err(_) => prop_assert!(bytes.is_empty() || bytes.len() % 24 != 0 || bytes.len() > 120),
+            }
+        }
+    }
+
+    #[test]
+    fn tags_are_their_codes() {
+        for code in 0..=255u8 {
+            if let Some(tag) = Tag::from_code(code) {
+                assert_eq!(tag as u8, code);
+            }
+        }
+    }
+
+    #[test]
+    fn every_limit_fits_its_frame() {
+        assert!(MAX_OPS * size_of::<OpRecord>() <= MAX_PAYLOAD);
+        assert!(MAX_RUNS * size_of::<RunRecord>() + size_of::<RunsHead>() <= MAX_PAYLOAD);
+        assert!(MAX_CELLS * 8 <= MAX_PAYLOAD);
+        assert!(MAX_WAIT_CELLS * size_of::<FiredRecord>() <= MAX_PAYLOAD);
+    }
+}

@@ -52,6 +52,9 @@ mod layout;
 mod segment;
 mod server;
 mod transport;
+// Not part of the public face: open to this workspace's own tests and benches.
+#[doc(hidden)]
+pub mod verbs;
 mod wire;
 
 pub use addr::DEFAULT_PORT;

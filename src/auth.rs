@@ -39,7 +39,7 @@ pub enum KeyError {
     /// No bytes at all.
     #[error("the key is empty")]
     Empty,
-    /// More than [`MAX_KEY`] bytes.
+    /// More than 4096 bytes.
     #[error("the key has more than {MAX_KEY} bytes")]
     TooLong,
 }

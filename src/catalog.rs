@@ -81,7 +81,7 @@ pub enum NameError {
     /// No characters at all.
     #[error("a name needs at least one character")]
     Empty,
-    /// More than [`MAX_NAME`] bytes.
+    /// More than 128 bytes.
     #[error("the name has {0} bytes; at most {MAX_NAME} are allowed")]
     TooLong(usize),
     /// A character outside the allowed set.
@@ -227,7 +227,7 @@ impl Catalog {
         form: Form,
     ) -> Result<(Arc<Entry>, bool), CatalogError> {
         check_name(name)?;
-        if form.shape.len() == 0 {
+        if form.shape.cells() == 0 {
             return Err(CatalogError::Empty(form.shape));
         }
         if let Some(entry) = self.arrays.get(name) {

@@ -46,7 +46,7 @@ impl Shape {
 
     /// Cells that a user sees: rows times columns.
     #[must_use]
-    pub const fn len(self) -> u64 {
+    pub const fn cells(self) -> u64 {
         self.rows as u64 * self.cols as u64
     }
 
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_largest_shapes_do_not_wrap() {
         let shape = Shape { rows: u32::MAX, cols: u32::MAX };
-        assert!(shape.extent() > shape.len() || shape.extent() == u64::MAX);
+        assert!(shape.extent() > shape.cells() || shape.extent() == u64::MAX);
         assert_eq!(Shape { rows: 1, cols: 10 }.extent(), 16);
     }
 }

@@ -43,6 +43,14 @@ pub const MAX_UNANSWERED: usize = 4096;
 /// always write without reading first.
 pub const MAX_UNANSWERED_BYTES: usize = 4 << 20;
 
+/// Every limit fits into its frame.
+const _: () = {
+    assert!(MAX_OPS * size_of::<OpRecord>() <= MAX_PAYLOAD);
+    assert!(MAX_RUNS * size_of::<RunRecord>() + size_of::<RunsHead>() <= MAX_PAYLOAD);
+    assert!(MAX_CELLS * 8 <= MAX_PAYLOAD);
+    assert!(MAX_WAIT_CELLS * size_of::<FiredRecord>() <= MAX_PAYLOAD);
+};
+
 /// What a frame is. The number is its code on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -397,7 +405,7 @@ pub fn push(out: &mut Vec<u8>, tag: Tag, id: u64, parts: &[&[u8]]) {
 ///
 /// # Errors
 /// The payload is shorter than that.
-pub fn take<'a, T: Pod>(tag: Tag, payload: &'a [u8]) -> Result<(T, &'a [u8]), Violation> {
+pub fn take<T: Pod>(tag: Tag, payload: &[u8]) -> Result<(T, &[u8]), Violation> {
     let (head, rest) = payload
         .split_at_checked(size_of::<T>())
         .ok_or(Violation::Size(tag as u8, payload.len()))?;
@@ -414,7 +422,7 @@ pub fn records<'a, T: Pod>(
     most: usize,
 ) -> Result<impl ExactSizeIterator<Item = T> + Clone + use<'a, T>, Violation> {
     let size = size_of::<T>();
-    if payload.len() % size != 0 || payload.is_empty() || payload.len() / size > most {
+    if !payload.len().is_multiple_of(size) || payload.is_empty() || payload.len() / size > most {
         return Err(Violation::Size(tag as u8, payload.len()));
     }
     Ok(payload.chunks_exact(size).map(bytemuck::pod_read_unaligned))
@@ -586,13 +594,5 @@ mod tests {
                 assert_eq!(tag as u8, code);
             }
         }
-    }
-
-    #[test]
-    fn every_limit_fits_its_frame() {
-        assert!(MAX_OPS * size_of::<OpRecord>() <= MAX_PAYLOAD);
-        assert!(MAX_RUNS * size_of::<RunRecord>() + size_of::<RunsHead>() <= MAX_PAYLOAD);
-        assert!(MAX_CELLS * 8 <= MAX_PAYLOAD);
-        assert!(MAX_WAIT_CELLS * size_of::<FiredRecord>() <= MAX_PAYLOAD);
     }
 }

@@ -303,7 +303,6 @@ impl Client {
     /// [`Error::BadName`], [`Error::Unreachable`].
     pub fn lookup(&self, name: &str) -> Result<Option<ArrayInfo>> {
         check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
-        // The first one behind all names that are smaller than this one.
         Ok(self.list()?.into_iter().find(|a| a.name == name))
     }
 
@@ -388,15 +387,17 @@ impl Client {
 
     fn open_existing(&self, name: &str, kind: Kind) -> Result<Arc<Array>> {
         check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
-        let array = self.open(name, None)?;
-        if array.form.kind != kind {
+        let found = self.open(name, None)?;
+        if found.form.kind != kind {
             let op = match kind {
                 Kind::Event => "set or clear",
                 Kind::Counter => "load or add",
             };
-            return Err(Error::WrongKind { name: name.to_owned(), kind: array.form.kind, op });
+            return Err(Error::WrongKind { name: name.to_owned(), kind: found.form.kind, op });
         }
-        Ok(array)
+        // Once more, now that the form is known: so a server that comes back
+        // without the array gets it again, as by any other handle.
+        self.open(name, Some(found.form))
     }
 
     fn open(&self, name: &str, form: Option<Form>) -> Result<Arc<Array>> {
@@ -418,7 +419,7 @@ impl Client {
         })?;
         let kind = Kind::from_code(record.kind).ok_or_else(|| self.senseless("a kind"))?;
         let shape = Shape { rows: record.rows, cols: record.cols };
-        if shape.len() == 0 || shape.extent() > crate::layout::MAX_CELLS.into() {
+        if shape.cells() == 0 || shape.extent() > crate::layout::MAX_CELLS.into() {
             return Err(self.senseless("a shape"));
         }
         Ok(Arc::new(Array {

@@ -204,6 +204,11 @@ impl<A: Actor> Engine<A> {
         deliver(done, out);
     }
 
+    /// Whether this session lives.
+    pub fn has(&self, session: u64) -> bool {
+        lock(&self.sessions).contains_key(&session)
+    }
+
     /// How many sessions live.
     pub fn sessions(&self) -> usize {
         lock(&self.sessions).len()

@@ -276,12 +276,9 @@ impl Parking {
     /// that are satisfied and keeps the bit for the others.
     pub fn ring<A: Actor>(&mut self, actor: &A, place: u32, done: &mut Vec<Done>) {
         let mut complete = Vec::new();
-        loop {
-            let Some(parked) = self.cells.get_mut(&place) else {
-                // Rung late, after the last waiter went. Its own leaving has
-                // cleared the bit.
-                break;
-            };
+        // Without an entry it was rung late, after the last waiter went, whose
+        // leaving has cleared the bit.
+        while let Some(parked) = self.cells.get_mut(&place) {
             let word = actor.load(place);
             let waiters = &mut self.waiters;
             parked.retain(|p| {

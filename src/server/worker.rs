@@ -504,8 +504,7 @@ impl Worker {
     }
 
     fn handle_hello(&mut self, key: usize, bytes: &[u8]) -> usize {
-        let client = &mut self.clients[key];
-        let Phase::Handshake(handshake) = &client.phase else {
+        let Phase::Handshake(handshake) = &self.clients[key].phase else {
             return 0;
         };
         let n = bytes.len().min(MAGIC.len());
@@ -518,7 +517,7 @@ impl Worker {
         };
         let handshake = handshake.clone();
         let denial = match handshake.hello(hello, &self.shared.keys) {
-            Ok(_) if self.shared.engine.sessions() >= self.shared.most_clients => Denial::Full,
+            Ok(proven) if self.is_full_for(&proven) => Denial::Full,
             Ok(proven) => {
                 self.admit(key, &handshake, &proven);
                 return HELLO_LEN;
@@ -529,11 +528,19 @@ impl Worker {
                 return 0;
             }
         };
+        let client = &mut self.clients[key];
         let peer = client.stream().peer_addr().ok();
         tracing::warn!(?peer, "refused a client: {denial}");
         client.queue(&auth::denial(denial));
         self.finish(key);
         HELLO_LEN
+    }
+
+    /// Whether there is no place for this client. Who has a session already
+    /// needs none.
+    fn is_full_for(&self, proven: &auth::Proven) -> bool {
+        let engine = &self.shared.engine;
+        engine.sessions() >= self.shared.most_clients && !engine.has(proven.resume.session)
     }
 
     fn admit(&mut self, key: usize, handshake: &ServerHandshake, proven: &auth::Proven) {

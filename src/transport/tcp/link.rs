@@ -158,6 +158,8 @@ struct State {
     done_waits: Vec<u64>,
     /// Someone reads the socket.
     led: bool,
+    /// Threads that sleep until they are woken.
+    sleeping: usize,
     /// Something came since the keeper looked.
     heard: bool,
     last_heard: Instant,
@@ -217,6 +219,7 @@ impl Link {
                 waits: BTreeMap::new(),
                 done_waits: Vec::new(),
                 led: false,
+                sleeping: 0,
                 heard: false,
                 last_heard: Instant::now(),
                 bindings: Vec::new(),
@@ -522,16 +525,20 @@ impl Link {
         begun: Instant,
     ) -> T {
         let mut leading = false;
+        let mut slept = false;
         loop {
             let step = {
                 let mut state = lock(&self.state);
+                state.sleeping -= usize::from(std::mem::take(&mut slept));
                 match ready(self, &mut state) {
                     Some(result) => {
                         register(&mut state, None);
                         if leading {
                             state.led = false;
-                            state.wake_one();
                         }
+                        // Also when not leading: the lead may have been passed
+                        // to this very thread, which has no use for it.
+                        state.wake_one();
                         Step::Finished(result)
                     }
                     None => match state.socket.clone() {
@@ -545,6 +552,8 @@ impl Link {
                                 leading = false;
                             }
                             register(&mut state, Some(PARKER.with(|p| p.unparker().clone())));
+                            state.sleeping += 1;
+                            slept = true;
                             // While the connection is down, look again when
                             // patience ends.
                             let patience = match (&socket, &state.down) {
@@ -949,11 +958,14 @@ impl Link {
             state.socket.take()
         };
         if let Some(socket) = socket {
-            let mut bye = Vec::new();
-            wire::push(&mut bye, Tag::Bye, 0, &[]);
+            // In the middle of another thread's frame it would be no goodbye.
             // Should it not go out, the server finds the connection closed and
             // ends the session with its lease.
-            let _ = send(&socket, &bye, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            if let Ok(_writing) = self.writing.try_lock() {
+                let mut bye = Vec::new();
+                wire::push(&mut bye, Tag::Bye, 0, &[]);
+                let _ = send(&socket, &bye, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            }
             let _ = socket.shutdown(Shutdown::Write);
             // What the server had sent by then is read away: closing with
             // bytes unread resets the connection, and the goodbye with it.
@@ -1099,8 +1111,11 @@ impl State {
         self.done_waits.clear();
     }
 
-    /// Wakes one thread that may take the lead.
+    /// Wakes one thread to take the lead, if nobody has it.
     fn wake_one(&mut self) {
+        if self.led || self.sleeping == 0 {
+            return;
+        }
         let call = self.calls.iter().find_map(|c| c.sleeper.as_ref());
         let sleeper = call.or_else(|| self.waits.values().find_map(|w| w.sleeper.as_ref()));
         if let Some(sleeper) = sleeper {

@@ -201,7 +201,8 @@ impl Link {
             Ok(_) => Err(self.senseless("a reply of another kind to an open")),
             Err(failure) => Err(failure),
         };
-        if opened.is_err() {
+        // The number of an array whose form was not known is asked for once.
+        if opened.is_err() || kind == 0 {
             self.drop_binding(number);
         }
         opened

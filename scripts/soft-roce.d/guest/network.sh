@@ -48,8 +48,10 @@ add_hca() { # name netdev address-tail-as-gid
 
 add_addresses() { # netdev ipv4 ipv6
     host ip addr add "$2/24" dev "$1" || fail "no address $2 for $1"
-    host ip -6 addr add "$3/64" dev "$1" nodad 2>/dev/null
     host ip link set "$1" up || fail "$1 does not come up"
+    if [ -d /proc/sys/net/ipv6 ]; then
+        host ip -6 addr add "$3/64" dev "$1" nodad || fail "no address $3 for $1"
+    fi
 }
 
 gid_tail() { # 10.0.0.1 -> 0a00:0001

@@ -82,7 +82,7 @@ class Machine:
     def arguments(self, files):
         job = self.job
         kvm = self.accel == "kvm"
-        words = ["console=ttyS0", "panic=-1", "mitigations=off", "random.trust_cpu=on", "nokaslr",
+        words = ["console=ttyS0", "panic=-1", "mitigations=off", "random.trust_cpu=on",
                  "audit=0", "rcupdate.rcu_expedited=1", f"soft_roce.job={len(self.to_control)}"]
         words += [] if self.verbose else ["quiet"]
         words += [] if kvm else ["tsc=reliable", "nowatchdog"]
@@ -410,7 +410,7 @@ class Supervisor:
             return 128 + signal.SIGPIPE
         for machine in self.machines:
             if machine.why:
-                say(f"{machine.job.name}: {machine.why}")
+                say(f"machine {machine.job.name}: {machine.why}")
                 machine.report()
             elif not machine.done:
                 if not self.until:

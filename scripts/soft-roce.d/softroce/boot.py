@@ -320,7 +320,7 @@ def build_initramfs(tree, release, modules_tree):
     archive.file("etc/modules", ("\n".join(boot) + "\n").encode())
 
     # The machine's own index, for the modules that are loaded on demand.
-    with tempfile.TemporaryDirectory(dir=host.cache_directory()) as scratch:
+    with tempfile.TemporaryDirectory(prefix="build-", dir=host.cache_directory()) as scratch:
         inside = os.path.join(scratch, "lib/modules", release)
         os.makedirs(inside)
         for relative, (path, _, _) in order.items():
@@ -373,6 +373,8 @@ def from_cache(path):
 
 def build(source, path):
     cache = host.cache_directory()
+    for left in glob.glob(os.path.join(cache, "build-*")):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
         tree = os.path.join(scratch, "tree")
         os.makedirs(tree)

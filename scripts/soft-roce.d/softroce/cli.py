@@ -219,7 +219,17 @@ def selftest(options):
     return tests.main(options, prepare)
 
 
+def open_standard_files():
+    """A caller may have closed some; a socket must not take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def main(arguments):
+    open_standard_files()
     options = parser().parse_args(arguments)
     machine.catch_signals()
     verbs = {"run": run, "pair": pair, "shell": shell, "doctor": doctor, "selftest": selftest,

@@ -78,6 +78,7 @@ class Machine:
         self.ready = None  # the machine's own seconds from kernel start
         self.status = None  # of the command
         self.why = None  # it did not work
+        self.takes_input = False
 
     def arguments(self, files):
         job = self.job
@@ -171,6 +172,8 @@ class Machine:
                 self.status = int(rest)
             elif word == "fail":
                 self.why = rest
+            elif word == "input":
+                self.takes_input = True
 
     def report(self):
         """What the console said, for a machine that did not work."""
@@ -221,7 +224,10 @@ class Supervisor:
         self.quiet = quiet
         self.on_go = on_go  # called when the commands start
         self.output = Output(prefixes)
-        self.selector = selectors.DefaultSelector()
+        self.selector = selectors.PollSelector()  # epoll would refuse a file as input
+        self.input = None  # the machine and the port that take standard input
+        self.input_ended = False
+        self.pending = b""
         self.started = None
         self.went = None
         self.first_failure = None
@@ -253,38 +259,52 @@ class Supervisor:
     # -- input ---------------------------------------------------------------
 
     def connect_input(self):
-        self.input = None
         for machine in self.machines:
             if machine.job.stdin or machine.job.terminal:
                 self.input = (machine, machine.ports["terminal" if machine.job.terminal else "in"])
 
-    def watch_input(self):
-        """From "go" on; a file is always readable and cannot be polled."""
-        if not self.input:
-            return
-        try:
-            self.selector.register(0, selectors.EVENT_READ, (self.input[0], "stdin"))
-        except PermissionError:
-            while self.feed_input():
-                pass
+    # Standard input is read only when the port has taken what came before.
 
-    def feed_input(self):
+    def watch_input(self):
+        """Waits for the caller's input, or for the port to take what is pending."""
         machine, port = self.input
+        reads = selectors.EVENT_READ if machine.job.terminal else 0
+        name = "terminal" if machine.job.terminal else "in"
+        self.watch(port, reads | (selectors.EVENT_WRITE if self.pending else 0), (machine, name))
+        waiting = not self.pending and not self.input_ended
+        self.watch(0, selectors.EVENT_READ if waiting else 0, (machine, "stdin"))
+
+    def watch(self, file, events, data):
+        known = file in self.selector.get_map()
+        if known and not events:
+            self.selector.unregister(file)
+        elif known:
+            self.selector.modify(file, events, data)
+        elif events:
+            self.selector.register(file, events, data)
+
+    def read_input(self):
         try:
-            data = os.read(0, 16384)
+            self.pending = os.read(0, 16384)
         except OSError:
-            data = b""
-        if data:
-            port.setblocking(True)
-            try:
-                port.sendall(data)
-            except OSError:
-                data = b""
-            port.setblocking(False)
-        if not data and not machine.job.terminal:
-            port.close()  # the command sees the end of its input
-            machine.ports.pop("in", None)
-        return bool(data)
+            self.pending = b""
+        if not self.pending:
+            self.input_ended = True
+            machine, port = self.input
+            if not machine.job.terminal:
+                # Not close: qemu would drop what it has not read yet.
+                port.shutdown(socket.SHUT_WR)
+        self.watch_input()
+
+    def write_input(self):
+        try:
+            self.pending = self.pending[self.input[1].send(self.pending):]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.pending = b""
+            self.input_ended = True
+        self.watch_input()
 
     # -- the loop ------------------------------------------------------------
 
@@ -305,10 +325,11 @@ class Supervisor:
         for key, events in self.selector.select(wait):
             machine, name = key.data
             if name == "stdin":
-                if not self.feed_input():
-                    self.selector.unregister(0)
+                self.read_input()
                 continue
-            if events & selectors.EVENT_WRITE:
+            if events & selectors.EVENT_WRITE and name != "ctl":
+                self.write_input()
+            elif events & selectors.EVENT_WRITE:
                 try:
                     machine.to_control = machine.to_control[machine.ports["ctl"].send(machine.to_control):]
                 except BlockingIOError:
@@ -336,7 +357,10 @@ class Supervisor:
             machine.hear_console(data)
         elif name == "ctl":
             before = machine.done
+            waited_for_input = not machine.takes_input
             machine.hear_control(data)
+            if machine.takes_input and waited_for_input:
+                self.watch_input()
             if machine.done and not before:
                 self.note_end(machine)
         else:
@@ -382,7 +406,8 @@ class Supervisor:
             self.want_to_write(machine)
         if self.on_go:
             self.on_go()
-        self.watch_input()
+        if self.machines[0].job.terminal:
+            self.watch_input()
 
     def check_time(self):
         now = time.monotonic()

@@ -55,7 +55,7 @@ add_addresses() { # netdev ipv4 ipv6
 }
 
 gid_tail() { # 10.0.0.1 -> 0a00:0001
-    # shellcheck disable=SC2046
+    # shellcheck disable=SC2046,SC2183
     printf '%02x%02x:%02x%02x' $(echo "$1" | tr . ' ')
 }
 

@@ -129,8 +129,10 @@ def run_single(options, job, timeout):
         return native.run(job, timeout)
     boot = prepare(options)
     accel, _ = machine.choose_accel(options.accel, boot, lambda: Job(["true"]))
-    one = machine.Machine(job, boot, accel, options.mem or 2048, options.smp or 2, options.verbose, merge=shares_output())
-    return machine.supervise([one], timeout, quiet=options.quiet)
+
+    def make():
+        return [machine.Machine(job, boot, accel, options.mem or 2048, options.smp or 2, options.verbose, merge=shares_output())]
+    return machine.supervise(make, timeout, quiet=options.quiet)
 
 
 def run(options):
@@ -150,9 +152,12 @@ def shell(options):
     before = termios.tcgetattr(0)
     boot = prepare(options)
     accel, _ = machine.choose_accel(options.accel, boot, lambda: Job(["true"]))
-    one = machine.Machine(job, boot, accel, options.mem or 2048, options.smp or 2, options.verbose)
+
+
+    def make():
+        return [machine.Machine(job, boot, accel, options.mem or 2048, options.smp or 2, options.verbose)]
     try:
-        return machine.supervise([one], options.timeout, quiet=options.quiet, on_go=lambda: tty.setraw(0))
+        return machine.supervise(make, options.timeout, quiet=options.quiet, on_go=lambda: tty.setraw(0))
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
 
@@ -160,7 +165,7 @@ def shell(options):
 def pair(options):
     boot = prepare(options)
     accel, _ = machine.choose_accel(options.accel, boot, lambda: Job(["true"]))
-    return machine.supervise(pair_machines(options, boot, accel), options.timeout or 600.0, until=options.until,
+    return machine.supervise(lambda: pair_machines(options, boot, accel), options.timeout or 600.0, until=options.until,
                              quiet=options.quiet, prefixes=not options.no_prefix)
 
 
@@ -204,9 +209,9 @@ def doctor(options):
         line(True, "kernel", boot.version)
         accel, why = machine.choose_accel(options.accel, boot, lambda: Job(["true"]), fresh=True)
         line(True, "machines run with", f"{accel} ({why})")
-        one = machine.Machine(Job(["ibv_devinfo", "-d", "rxe0"]), boot, accel, options.mem or 2048, options.smp or 2, options.verbose)
         sys.stdout.flush()
-        status = machine.supervise([one], 300.0)
+        status = machine.supervise(lambda: [machine.Machine(
+            Job(["ibv_devinfo", "-d", "rxe0"]), boot, accel, options.mem or 2048, options.smp or 2, options.verbose)], 300.0)
         line(status == 0, "a machine boots and shows its HCA", f"status {status}")
     except Failure as failure:
         line(False, "a machine", str(failure))

@@ -30,6 +30,13 @@ def seconds(text):
     return value
 
 
+def megabytes(text):
+    value = int(text)
+    if value < 256:  # with less the kernel stops without a word
+        raise argparse.ArgumentTypeError("must be at least 256")
+    return value
+
+
 def assignment(text):
     if "=" not in text or text.startswith("="):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
@@ -43,7 +50,7 @@ def parser():
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": EPILOG}
 
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--mem", type=int, default=None, metavar="MB", help="memory of a machine (2048; pair: 1536 each)")
+    common.add_argument("--mem", type=megabytes, default=None, metavar="MB", help="memory of a machine (2048; pair: 1536 each)")
     common.add_argument("--smp", type=int, default=None, metavar="N", help="processors of a machine (2; pair: 1 each)")
     common.add_argument("--accel", choices=["auto", "kvm", "tcg"], default=os.environ.get("SOFT_ROCE_ACCEL", "auto"),
                         help="how to run the machine (auto: KVM where a trial boot answers)")

@@ -52,7 +52,7 @@ WIRE=no
 set_up_network
 ulimit -l unlimited
 [ -z "$TRIAL" ] && echo "soft-roce: ready (the host's own rdma_rxe, $RXE)" >&2
-exec env -i chroot "$new" /bin/sh -c "$COMMAND"
+exec env -i "$(command -v chroot)" "$new" /bin/sh -c "$COMMAND"
 """
 
 

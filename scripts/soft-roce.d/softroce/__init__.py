@@ -1,0 +1,1 @@
+"""Real soft-RoCE for tests: in virtual machines, or with the host's rdma_rxe."""

@@ -108,12 +108,15 @@ pub enum Access {
 pub enum Domain {
     /// The server's CPU.
     Cpu = 1,
+    /// The server's host channel adapter.
+    Hca = 2,
 }
 
 impl fmt::Display for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Domain::Cpu => f.write_str("cpu"),
+            Domain::Hca => f.write_str("hca"),
         }
     }
 }
@@ -161,7 +164,8 @@ struct WelcomeBytes {
     access: u8,
     domain: u8,
     resumed: u8,
-    reserved: [u8; 2],
+    offers_rdma: u8,
+    reserved: u8,
     incarnation: u64,
     session: u64,
     capacity: u64,
@@ -229,6 +233,8 @@ pub struct Welcome {
     pub domain: Domain,
     /// Whether this is the session that the client asked for.
     pub resumed: bool,
+    /// Whether the server has an adapter.
+    pub offers_rdma: bool,
     /// Which life of the server this is.
     pub incarnation: u64,
     /// The session.
@@ -318,7 +324,8 @@ impl ServerHandshake {
             access: welcome.access as u8,
             domain: welcome.domain as u8,
             resumed: welcome.resumed.into(),
-            reserved: [0; 2],
+            offers_rdma: welcome.offers_rdma.into(),
+            reserved: 0,
             incarnation: welcome.incarnation,
             session: welcome.session,
             capacity: welcome.capacity,
@@ -460,12 +467,14 @@ impl<'k> ClientHandshake<'k> {
         };
         let domain = match w.domain {
             1 => Domain::Cpu,
+            2 => Domain::Hca,
             _ => return Err(HandshakeError::Malformed),
         };
         Ok(Welcome {
             access,
             domain,
             resumed: w.resumed != 0,
+            offers_rdma: w.offers_rdma != 0,
             incarnation: w.incarnation,
             session: w.session,
             capacity: w.capacity,
@@ -490,6 +499,7 @@ mod tests {
         access: Access::ReadWrite,
         domain: Domain::Cpu,
         resumed: true,
+        offers_rdma: true,
         incarnation: 5,
         session: 6,
         capacity: 7,

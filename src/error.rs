@@ -263,6 +263,12 @@ pub enum Error {
         /// Which, and what would.
         what: String,
     },
+    /// RDMA was asked for and cannot be had.
+    #[error("no RDMA: {what}")]
+    Rdma {
+        /// Why, and what to do.
+        what: String,
+    },
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Os {

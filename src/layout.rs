@@ -9,6 +9,25 @@
 /// Cells in a cache line of 64 bytes.
 pub const CELLS_PER_LINE: u32 = 8;
 
+/// Bytes of the segment before its first cell: the header, a page.
+pub const CELLS_AT: usize = 4096;
+
+/// First word of the header: says that this is a segment, and the byte order.
+pub const MAGIC_WORD: u64 = u64::from_le_bytes(*b"farcell\x01");
+
+/// Words of the header, by their index.
+pub mod header {
+    /// [`MAGIC_WORD`](super::MAGIC_WORD).
+    pub const MAGIC: usize = 0;
+    /// Which life of the server this is.
+    pub const INCARNATION: usize = 1;
+    /// Cells of the segment.
+    pub const CAPACITY: usize = 2;
+    /// In a cache line of its own: a word for clients to try their atomics on.
+    /// It means nothing to anyone else.
+    pub const SCRATCH: usize = 8;
+}
+
 /// Most cells that a segment can have: 2^31 (16 GiB).
 pub const MAX_CELLS: u32 = 1 << 31;
 

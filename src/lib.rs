@@ -49,6 +49,7 @@ mod engine;
 mod error;
 mod keyfile;
 mod layout;
+mod rdma;
 mod segment;
 mod server;
 mod transport;
@@ -63,7 +64,7 @@ pub use catalog::{Form, Kind, NameError};
 pub use cell::Comparison;
 pub use client::{
     ArrayInfo, Batch, Cell, Client, ClientBuilder, Counter, CounterArray, Counters, Event,
-    EventArray, Events, Outcome, ServerInfo, Woken,
+    EventArray, Events, Outcome, ServerInfo, TransportChoice, TransportReport, Woken,
 };
 pub use error::{Error, Result};
 pub use keyfile::{
@@ -71,5 +72,5 @@ pub use keyfile::{
     path_from_env as key_path_from_env,
 };
 pub use layout::Shape;
-pub use server::{Server, ServerBuilder};
+pub use server::{RdmaChoice, Server, ServerBuilder};
 pub use transport::tcp::Canceller;

@@ -2,15 +2,22 @@
 
 #![allow(unsafe_code)] // One of the few places: a mapping becomes a slice of atomics.
 
+use crate::layout::CELLS_AT;
+use crate::verbs::Memory;
+use farcell_sys::fork::{self, Generation};
 use memmap2::{MmapMut, MmapRaw};
 use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// A flat array of cells, all 0 at first, in page-aligned anonymous memory.
+/// A page of header, and a flat array of cells behind it, all 0 at first, in
+/// page-aligned anonymous memory.
 #[derive(Debug)]
 pub struct Segment {
-    map: MmapRaw,
-    cells: usize,
+    map: ManuallyDrop<MmapRaw>,
+    bytes: usize,
+    generation: Generation,
 }
 
 impl Segment {
@@ -20,23 +27,59 @@ impl Segment {
     /// `ENOMEM` when the system has not that much memory, and
     /// `InvalidInput` for no cells at all or more bytes than an address has.
     pub fn anonymous(cells: u32) -> io::Result<Segment> {
-        let cells = cells as usize;
-        let bytes = cells
+        let bytes = (cells as usize)
             .checked_mul(size_of::<AtomicU64>())
             .filter(|&n| n > 0)
+            .and_then(|n| n.checked_add(CELLS_AT)?.checked_next_multiple_of(4096))
             .ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Segment { map: MmapMut::map_anon(bytes)?.into(), cells })
+        Ok(Segment {
+            map: ManuallyDrop::new(MmapMut::map_anon(bytes)?.into()),
+            bytes,
+            generation: fork::generation(),
+        })
     }
 
-    /// Every cell of the segment.
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is `bytes` bytes long, page-aligned (so 8-byte
+        // aligned), readable and writable, zeroed (0 is a valid AtomicU64) and
+        // lives as long as `self`, which the slice borrows. Nothing makes a
+        // non-atomic reference into it: `MmapRaw` hands out raw pointers
+        // alone, and this method and `Memory` are the only users.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU64>(), self.bytes / 8) }
+    }
+
+    /// The words of the header.
+    #[must_use]
+    pub fn header(&self) -> &[AtomicU64] {
+        &self.words()[..CELLS_AT / 8]
+    }
+
+    /// Every cell of the segment, and the padding up to a whole page.
     #[must_use]
     pub fn cells(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is `cells * 8` bytes long, page-aligned (so
-        // 8-byte aligned), readable and writable, zeroed (0 is a valid
-        // AtomicU64) and lives as long as `self`, which the slice borrows.
-        // Nothing makes a non-atomic reference into it: `MmapRaw` hands out
-        // raw pointers alone, and this method is the only user.
-        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU64>(), self.cells) }
+        &self.words()[CELLS_AT / 8..]
+    }
+}
+
+// SAFETY: an anonymous map has one place and size for its life and is whole
+// pages; all references into it are to atomics. A forked child, where the
+// pages may be gone, does not unmap them.
+unsafe impl Memory for Segment {
+    fn address(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling())
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if fork::generation() == self.generation {
+            // SAFETY: dropped here and nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.map) }
+        }
     }
 }
 
@@ -48,11 +91,12 @@ mod tests {
     #[test]
     fn cells_start_at_zero_and_are_shared() {
         let segment = Segment::anonymous(100).unwrap();
-        assert_eq!(segment.cells().len(), 100);
+        assert!(segment.cells().len() >= 100);
         assert!(segment.cells().iter().all(|c| c.load(Ordering::Relaxed) == 0));
         segment.cells()[99].store(7, Ordering::Relaxed);
         assert_eq!(segment.cells()[99].load(Ordering::Relaxed), 7);
         assert_eq!(segment.cells().as_ptr() as usize % 4096, 0);
+        assert!(segment.header().iter().all(|c| c.load(Ordering::Relaxed) == 0));
     }
 
     #[test]

@@ -68,6 +68,13 @@ pub enum Tag {
     List = 5,
     /// Request: nothing. Reply: [`Tag::Info`].
     GetInfo = 6,
+    /// Asks for RDMA: [`RdmaRecord`] and [`LaneRecord`]s, what the client has.
+    /// The id is a wait's, since the answer, [`Tag::RdmaOpened`] or
+    /// [`Tag::RdmaRefused`], comes when it comes.
+    RdmaOpen = 19,
+    /// Gives RDMA up. Answered by [`Tag::RdmaRefused`] when no operation of
+    /// this client can happen any more that way.
+    RdmaClose = 20,
     /// [`WaitHead`] and [`WaitRecord`]s; the id is the wait's. Answered by
     /// [`Tag::Woken`] when satisfied.
     Wait = 16,
@@ -96,6 +103,10 @@ pub enum Tag {
     Cancelled = 81,
     /// [`ErrorRecord`]: the wait with this id cannot go on.
     WaitRefused = 82,
+    /// [`RdmaRecord`] and [`LaneRecord`]s, what the server has.
+    RdmaOpened = 83,
+    /// Why there is no RDMA, in words.
+    RdmaRefused = 84,
     /// The server stops; no request behind the last reply was carried out.
     GoingAway = 96,
 }
@@ -114,6 +125,8 @@ impl Tag {
             16 => Tag::Wait,
             17 => Tag::Cancel,
             18 => Tag::WaitDone,
+            19 => Tag::RdmaOpen,
+            20 => Tag::RdmaClose,
             32 => Tag::Heartbeat,
             33 => Tag::Bye,
             64 => Tag::Words,
@@ -124,6 +137,8 @@ impl Tag {
             80 => Tag::Woken,
             81 => Tag::Cancelled,
             82 => Tag::WaitRefused,
+            83 => Tag::RdmaOpened,
+            84 => Tag::RdmaRefused,
             96 => Tag::GoingAway,
             _ => return None,
         })
@@ -244,7 +259,47 @@ pub struct OpenedRecord {
     pub rows: u32,
     /// Columns.
     pub cols: u32,
+    /// Its first cell, counted from the start of the segment.
+    pub base: u32,
 }
+
+/// One side of an RDMA connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RdmaRecord {
+    /// The GID to be reached by; 0 for the LID alone.
+    pub gid: [u8; 16],
+    /// Address of the segment's first byte. 0 from the client.
+    pub address: u64,
+    /// Key of the segment's registration. 0 from the client.
+    pub key: u32,
+    /// The LID; 0 on Ethernet.
+    pub lid: u16,
+    /// Largest packet, in bytes.
+    pub mtu: u16,
+    /// READs and atomics that it can have outstanding.
+    pub initiator_depth: u8,
+    /// READs and atomics of the other side that it can serve at once.
+    pub responder_depth: u8,
+    /// 1: the client's atomics are the ones that count. 0: changes go to the
+    /// server as requests.
+    pub atomics: u8,
+    /// 0.
+    pub reserved: [u8; 5],
+}
+
+/// One queue pair of a side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct LaneRecord {
+    /// Its number, 24 bits.
+    pub queue_pair: u32,
+    /// The number of its first packet, 24 bits.
+    pub psn: u32,
+}
+
+/// Most queue pairs that one session may have.
+pub const MAX_LANES: usize = 16;
 
 /// An array in a list; `name_len` bytes of name follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -32,7 +32,7 @@ impl Array {
 
     /// The way to the cells.
     fn transport(&self) -> &dyn Transport {
-        &*self.client.core.link
+        &*self.client.core.transport
     }
 
     /// Where a cell is, counted from the start of the array. Arithmetic only.

@@ -4,7 +4,7 @@ use super::counter::fits;
 use super::{Client, Counter, Event};
 use crate::cell::{self, Op};
 use crate::error::{Error, Result};
-use crate::transport::{CellOp, Failure, Transport};
+use crate::transport::{CellOp, Failure};
 use std::sync::Arc;
 
 /// Collects operations on any cells of a client's arrays and carries them out
@@ -177,7 +177,7 @@ impl Batch {
         if self.ops.is_empty() {
             return Ok(Vec::new());
         }
-        let words = self.client.core.link.execute_all(&self.ops).map_err(|f| match f {
+        let words = self.client.core.transport.execute_all(&self.ops).map_err(|f| match f {
             Failure::Error(error) => error,
             Failure::Refused(crate::wire::Refusal::ReadOnly, _) => Error::ReadOnly { op: "batch" },
             Failure::Refused(refusal, index) => Error::BadSelection {

@@ -19,8 +19,9 @@ use crate::keyfile;
 use crate::layout::Shape;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect};
+use crate::transport::rdma::{Rdma, RdmaSettings};
 use crate::transport::tcp::{Link, Settings};
-use crate::transport::{Failure, keeper};
+use crate::transport::{Failure, Transport, keeper};
 use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
 use array::Array;
 use std::path::PathBuf;
@@ -29,6 +30,46 @@ use std::time::{Duration, Instant};
 
 /// Names the server, as `HOST:PORT`.
 pub const ENV_ADDR: &str = "FARCELL_ADDR";
+/// Chooses the transport: `auto`, `tcp` or `rdma`.
+pub const ENV_TRANSPORT: &str = "FARCELL_TRANSPORT";
+/// Names the RDMA device, as `NAME` or `NAME:PORT`.
+pub const ENV_DEVICE: &str = "FARCELL_DEVICE";
+/// Names the place of the GID in the port's table.
+pub const ENV_GID_INDEX: &str = "FARCELL_GID_INDEX";
+
+/// By which way a client's operations go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TransportChoice {
+    /// RDMA where it works, TCP otherwise.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// RDMA, or no connection at all.
+    Rdma,
+}
+
+impl std::str::FromStr for TransportChoice {
+    type Err = String;
+    fn from_str(s: &str) -> Result<TransportChoice, String> {
+        match s {
+            "auto" => Ok(TransportChoice::Auto),
+            "tcp" => Ok(TransportChoice::Tcp),
+            "rdma" => Ok(TransportChoice::Rdma),
+            other => Err(format!("{other:?} is no transport; use auto, tcp or rdma")),
+        }
+    }
+}
+
+/// By which way a client's operations go right now, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransportReport {
+    /// `rdma` or `tcp`.
+    pub name: &'static str,
+    /// What was found, a sentence each: what the transport in use is like, and
+    /// why each better one is not in use.
+    pub reasons: Vec<String>,
+}
 
 /// How a client is set up. Made by [`Client::builder`].
 #[derive(Clone, Debug)]
@@ -40,9 +81,54 @@ pub struct ClientBuilder {
     wait_for_server: Duration,
     reconnect_for: Duration,
     spin: Duration,
+    transport: Option<TransportChoice>,
+    device: Option<String>,
+    gid_index: Option<u32>,
+    dead_after: Duration,
+    lanes: usize,
 }
 
 impl ClientBuilder {
+    /// By which way operations go. Without it `FARCELL_TRANSPORT` counts, and
+    /// without that it is [`TransportChoice::Auto`].
+    #[must_use]
+    pub fn transport(mut self, choice: TransportChoice) -> ClientBuilder {
+        self.transport = Some(choice);
+        self
+    }
+
+    /// The RDMA device, as `NAME` or `NAME:PORT`. Without it `FARCELL_DEVICE`
+    /// counts, and without that the first one with a port that works.
+    #[must_use]
+    pub fn device(mut self, name: impl Into<String>) -> ClientBuilder {
+        self.device = Some(name.into());
+        self
+    }
+
+    /// Place of the GID in the port's table. Without it `FARCELL_GID_INDEX`
+    /// counts, and without that all are tried, the likeliest first.
+    #[must_use]
+    pub fn gid_index(mut self, index: u32) -> ClientBuilder {
+        self.gid_index = Some(index);
+        self
+    }
+
+    /// How long the other end of an RDMA connection may not answer before
+    /// operations go over TCP; 1 s unless told otherwise.
+    #[must_use]
+    pub fn dead_after(mut self, time: Duration) -> ClientBuilder {
+        self.dead_after = time;
+        self
+    }
+
+    /// How many queue pairs the client has, so that its threads need not wait
+    /// for each other; 2 unless told otherwise, at most 16.
+    #[must_use]
+    pub fn queue_pairs(mut self, count: usize) -> ClientBuilder {
+        self.lanes = count.clamp(1, wire::MAX_LANES);
+        self
+    }
+
     /// The server, as `HOST:PORT`. Without it `FARCELL_ADDR` counts, and
     /// without that `localhost:7117`.
     #[must_use]
@@ -109,6 +195,7 @@ impl ClientBuilder {
     /// [`Error::NoKey`] or [`Error::KeyFile`] before anything is sent.
     pub fn connect(self) -> Result<Client> {
         let (key, key_source) = self.find_key()?;
+        let (choice, rdma) = self.rdma_settings()?;
         let addr = match self.addr {
             Some(addr) => addr,
             None => match std::env::var(ENV_ADDR) {
@@ -133,7 +220,48 @@ impl ClientBuilder {
         let first = Instant::now() + Duration::from_millis(welcome.lease_ms) / 3;
         keeper::keep(Arc::downgrade(&link), first)
             .map_err(|e| Error::os("starting the thread that keeps leases", e))?;
-        Ok(Client { core: Arc::new(Core { link }) })
+        let (rdma, reasons) = match choice {
+            TransportChoice::Tcp => (None, vec!["tcp was asked for".to_owned()]),
+            _ => match Rdma::open(&link, &rdma) {
+                Ok(rdma) => (Some(Arc::new(rdma)), Vec::new()),
+                Err(reasons) if choice == TransportChoice::Rdma => {
+                    link.close();
+                    return Err(Error::Rdma { what: reasons.join("; ") });
+                }
+                Err(reasons) => (None, reasons),
+            },
+        };
+        for why in &reasons {
+            tracing::info!(why, "no rdma");
+        }
+        let transport: Arc<dyn Transport> = match &rdma {
+            Some(rdma) => rdma.clone(),
+            None => link.clone(),
+        };
+        Ok(Client { core: Arc::new(Core { link, transport, rdma, reasons }) })
+    }
+
+    /// What the environment says where the program says nothing.
+    fn rdma_settings(&self) -> Result<(TransportChoice, RdmaSettings)> {
+        let set = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
+        let choice = match (self.transport, set(ENV_TRANSPORT)) {
+            (Some(choice), _) => choice,
+            (None, Some(text)) => text
+                .parse()
+                .map_err(|why| Error::BadSetting { what: format!("{ENV_TRANSPORT}: {why}") })?,
+            (None, None) => TransportChoice::Auto,
+        };
+        let gid_index = match (self.gid_index, set(ENV_GID_INDEX)) {
+            (Some(index), _) => Some(index),
+            (None, Some(text)) => Some(text.parse().map_err(|_| Error::BadSetting {
+                what: format!("{ENV_GID_INDEX}: {text:?} is no place in a table; use a number"),
+            })?),
+            (None, None) => None,
+        };
+        let device = self.device.clone().or_else(|| set(ENV_DEVICE));
+        let settings =
+            RdmaSettings { device, gid_index, dead_after: self.dead_after, lanes: self.lanes };
+        Ok((choice, settings))
     }
 
     fn find_key(&self) -> Result<(Key, String)> {
@@ -156,7 +284,14 @@ impl ClientBuilder {
 /// What a client and its handles share.
 #[derive(Debug)]
 struct Core {
+    /// The session and its control connection.
     link: Arc<Link>,
+    /// The way to the cells.
+    transport: Arc<dyn Transport>,
+    /// The same, if it is RDMA.
+    rdma: Option<Arc<Rdma>>,
+    /// Why it is not a better one.
+    reasons: Vec<String>,
 }
 
 impl Drop for Core {
@@ -242,6 +377,11 @@ impl Client {
             wait_for_server: Duration::ZERO,
             reconnect_for: Duration::from_secs(30),
             spin: Duration::ZERO,
+            transport: None,
+            device: None,
+            gid_index: None,
+            dead_after: Duration::from_secs(1),
+            lanes: 2,
         }
     }
 
@@ -348,6 +488,18 @@ impl Client {
         Batch::new(self.clone())
     }
 
+    /// By which way operations go right now, and why.
+    #[must_use]
+    pub fn transport(&self) -> TransportReport {
+        match self.core.rdma.as_ref().map(|rdma| rdma.state()) {
+            Some(Ok(what)) => TransportReport { name: "rdma", reasons: vec![what] },
+            Some(Err(why)) => {
+                TransportReport { name: "tcp", reasons: vec![format!("rdma was lost: {why}")] }
+            }
+            None => TransportReport { name: "tcp", reasons: self.core.reasons.clone() },
+        }
+    }
+
     /// Whether there is a connection at this moment. If not, it is being
     /// brought back.
     #[must_use]
@@ -421,6 +573,9 @@ impl Client {
         let shape = Shape { rows: record.rows, cols: record.cols };
         if shape.cells() == 0 || shape.extent() > crate::layout::MAX_CELLS.into() {
             return Err(self.senseless("a shape"));
+        }
+        if let Some(rdma) = &self.core.rdma {
+            rdma.bind(number, record.base, shape.extent());
         }
         Ok(Arc::new(Array {
             client: self.clone(),

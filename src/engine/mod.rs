@@ -39,6 +39,8 @@ pub struct Out {
     pub mail: Vec<(Route, Vec<u8>)>,
     /// Connections to close: their session has ended or moved elsewhere.
     pub close: Vec<Route>,
+    /// Sessions that have ended.
+    pub ended: Vec<u64>,
 }
 
 /// A client that has proved to know a key.
@@ -165,7 +167,8 @@ impl<A: Actor> Engine<A> {
 
     /// Ends a session, whose lock the caller holds: its waits are taken off
     /// their cells, and nothing of it can be resumed.
-    fn end(&self, id: u64) {
+    fn end(&self, id: u64, out: &mut Out) {
+        out.ended.push(id);
         lock(&self.sessions).remove(&id);
         let mut parking = lock(&self.parking);
         parking.end_session(&self.actor, id);
@@ -182,7 +185,7 @@ impl<A: Actor> Engine<A> {
             }
             tracing::info!(session = session.id, "the lease of a session is over");
             out.close.extend(session.route);
-            self.end(session.id);
+            self.end(session.id, out);
         }
     }
 

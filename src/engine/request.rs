@@ -22,6 +22,16 @@ pub enum Next {
     Continue,
     /// The client has ended its session: close the connection.
     Close,
+    /// The client asks for RDMA, or gives it up. The engine knows nothing
+    /// about that: the frame is the driver's to answer.
+    Rdma {
+        /// [`Tag::RdmaOpen`] or [`Tag::RdmaClose`].
+        tag: Tag,
+        /// The frame's id.
+        id: u64,
+        /// Bytes of its payload, which are the last ones of those used.
+        len: usize,
+    },
 }
 
 /// Bytes of replies after which [`Engine::handle`] pauses: small requests can
@@ -40,6 +50,8 @@ struct Gathered {
     done: Vec<Done>,
     /// The client said goodbye.
     bye: bool,
+    /// A frame that is the driver's to answer.
+    rdma: Option<Next>,
 }
 
 impl<A: Actor> Engine<A> {
@@ -74,6 +86,9 @@ impl<A: Actor> Engine<A> {
             if gathered.bye {
                 break Ok(Next::Close);
             }
+            if let Some(next) = gathered.rdma.take() {
+                break Ok(next);
+            }
             if out.reply.len() > ENOUGH {
                 break Ok(Next::Continue);
             }
@@ -87,9 +102,20 @@ impl<A: Actor> Engine<A> {
         }
         deliver(gathered.done, out);
         if gathered.bye {
-            self.end(session.id);
+            self.end(session.id, out);
         }
         (used, result)
+    }
+
+    /// A client that changed this cell by itself found its waiting bit, and
+    /// rings.
+    pub fn ring(&self, place: u32, out: &mut Out) {
+        let mut done = Vec::new();
+        let mut parking = lock(&self.parking);
+        parking.ring(&self.actor, place, &mut done);
+        self.count(&parking);
+        drop(parking);
+        deliver(done, out);
     }
 
     fn frame(
@@ -121,6 +147,10 @@ impl<A: Actor> Engine<A> {
             }
             Tag::Heartbeat => {
                 wire::push(&mut out.reply, Tag::Heartbeat, 0, &[]);
+                Ok(())
+            }
+            Tag::RdmaOpen | Tag::RdmaClose => {
+                gathered.rdma = Some(Next::Rdma { tag, id: header.id, len: payload.len() });
                 Ok(())
             }
             Tag::Bye => {
@@ -313,15 +343,16 @@ impl<A: Actor> Engine<A> {
                 return Ok(Err((Refusal::Catalog(e), 0)));
             }
         };
-        let form = entry.as_ref().map(|e| e.form);
+        let found = entry.as_ref().map(|e| (e.form, e.base));
         session.bind(record.array, entry)?;
-        let Some(Form { kind, shape }) = form else { unreachable!("an array was opened") };
+        let Some((Form { kind, shape }, base)) = found else { unreachable!("an array was opened") };
         let record = OpenedRecord {
             kind: kind as u8,
             created: created.into(),
             reserved: 0,
             rows: shape.rows,
             cols: shape.cols,
+            base,
         };
         wire::push(&mut out.reply, Tag::Opened, id, &[bytemuck::bytes_of(&record)]);
         Ok(Ok(()))

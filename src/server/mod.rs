@@ -2,16 +2,19 @@
 
 mod connection;
 mod listen;
+mod rdma;
 mod worker;
 
 pub use listen::DEFAULT_BIND;
+pub(crate) use rdma::NOTE_BYTES;
 
-use crate::auth::{Key, Keys};
+use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::layout::{MAX_CELLS, Shape};
+use crate::layout::{MAGIC_WORD, MAX_CELLS, Shape, header};
 use crate::segment::Segment;
+use rdma::{Rdma, ServerActor};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +32,11 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 /// What all workers of a server share.
 #[derive(Debug)]
 struct Shared {
-    engine: Engine<Segment>,
+    engine: Engine<ServerActor>,
+    rdma: Option<Arc<Rdma>>,
+    /// What a client that asks for RDMA is told where there is none.
+    no_rdma: String,
+    domain: Domain,
     mailboxes: Vec<Mailbox>,
     keys: Keys,
     started: Instant,
@@ -57,9 +64,38 @@ pub struct ServerBuilder {
     lease: Duration,
     spin: Duration,
     max_clients: Option<usize>,
+    rdma: RdmaChoice,
+    cpu_domain: bool,
+}
+
+/// Whether a server offers RDMA.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RdmaChoice {
+    /// Not at all.
+    #[default]
+    Off,
+    /// If there is a device with a port that works.
+    Auto,
+    /// On this device, `NAME` or `NAME:PORT`, or the server does not start.
+    Device(String),
 }
 
 impl ServerBuilder {
+    /// Whether to offer RDMA; not unless told otherwise.
+    #[must_use]
+    pub fn rdma(mut self, choice: RdmaChoice) -> ServerBuilder {
+        self.rdma = choice;
+        self
+    }
+
+    /// Lets the server's CPU change the cells also where the adapter could: one
+    /// hot counter is faster there. RDMA clients still read by themselves.
+    #[must_use]
+    pub fn cpu_domain(mut self) -> ServerBuilder {
+        self.cpu_domain = true;
+        self
+    }
+
     /// Listens on `HOST:PORT` too; port 0 takes a free one. Without any, the
     /// server listens on port 7117 of every address of the machine.
     #[must_use]
@@ -140,13 +176,29 @@ impl ServerBuilder {
         let count = self.workers.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2))
         });
+        // Relaxed: nobody else sees the segment yet.
+        for (at, word) in [
+            (header::MAGIC, MAGIC_WORD),
+            (header::INCARNATION, incarnation),
+            (header::CAPACITY, self.capacity.into()),
+        ] {
+            segment.header()[at].store(word, std::sync::atomic::Ordering::Relaxed);
+        }
+        let segment = Arc::new(segment);
+        let (rdma, no_rdma) = self.open_rdma(&segment)?;
+        let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
+        let actor = ServerActor::new(segment, rdma.as_ref(), count)
+            .map_err(|e| Error::Rdma { what: e.to_string() })?;
         let prepared = (0..count)
             .map(|_| Worker::prepare())
             .collect::<std::io::Result<Vec<_>>>()
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
         let shared = Arc::new(Shared {
-            engine: Engine::new(segment, self.capacity, self.lease),
+            engine: Engine::new(actor, self.capacity, self.lease),
+            rdma,
+            no_rdma,
+            domain,
             mailboxes,
             keys: self.keys,
             started: Instant::now(),
@@ -173,6 +225,25 @@ impl ServerBuilder {
         }
         tracing::info!(addrs = ?server.addrs, capacity = shared.capacity, "serving");
         Ok(server)
+    }
+
+    fn open_rdma(&self, segment: &Arc<Segment>) -> Result<(Option<Arc<Rdma>>, String)> {
+        let named = match &self.rdma {
+            RdmaChoice::Off => return Ok((None, "the server was not told to offer it".to_owned())),
+            RdmaChoice::Auto => None,
+            RdmaChoice::Device(name) => Some(name.as_str()),
+        };
+        match Rdma::open(named, segment, self.cpu_domain) {
+            Ok(rdma) => {
+                tracing::info!(device = rdma.place(), domain = %rdma.domain(), "offering RDMA");
+                Ok((Some(Arc::new(rdma)), String::new()))
+            }
+            Err(e) if named.is_some() => Err(Error::Rdma { what: e.to_string() }),
+            Err(e) => {
+                tracing::info!(why = %e, "no RDMA here");
+                Ok((None, format!("the server has none: {e}")))
+            }
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -219,6 +290,8 @@ impl Server {
             lease: DEFAULT_LEASE,
             spin: Duration::ZERO,
             max_clients: None,
+            rdma: RdmaChoice::Off,
+            cpu_domain: false,
         }
     }
 

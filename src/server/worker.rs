@@ -7,15 +7,19 @@ use crate::engine::{Newcomer, Next, Out, Route, lock};
 use crate::wire::{self, Tag};
 use crossbeam::queue::SegQueue;
 use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
+/// The adapter has something: doorbells of clients.
+const BELLS: Token = Token(usize::MAX - 1);
 /// Listeners have the tokens below this one, clients those above.
 const FIRST_CLIENT: usize = 1 << 16;
 
@@ -111,6 +115,10 @@ impl Worker {
         for (i, listener) in listeners.iter_mut().enumerate() {
             poll.registry().register(listener, Token(i), Interest::READABLE)?;
         }
+        if let Some(rdma) = shared.rdma.as_ref().filter(|_| index == 0) {
+            let fd = rdma.events().as_raw_fd();
+            poll.registry().register(&mut SourceFd(&fd), BELLS, Interest::READABLE)?;
+        }
         Ok(Worker {
             shared,
             index,
@@ -157,6 +165,7 @@ impl Worker {
             for event in &events {
                 match event.token() {
                     WAKER => self.read_mail(),
+                    BELLS => self.answer_bells(),
                     Token(i) if i < FIRST_CLIENT => self.accept(i),
                     Token(i) => {
                         let key = i - FIRST_CLIENT;
@@ -314,6 +323,69 @@ impl Worker {
         }
     }
 
+    /// Clients have changed cells by themselves, and someone waits for them.
+    fn answer_bells(&mut self) {
+        let Some(rdma) = self.shared.rdma.clone() else {
+            return;
+        };
+        let (mut rung, mut broken) = (Vec::new(), Vec::new());
+        rdma.take_events(&mut rung, &mut broken);
+        for place in rung.into_iter().filter(|&place| place < self.shared.capacity) {
+            self.shared.engine.ring(place, &mut self.out);
+        }
+        for session in broken {
+            rdma.close(session);
+        }
+        self.post_out();
+    }
+
+    /// A client asks for RDMA, or gives it up.
+    fn handle_rdma(&mut self, key: usize, tag: Tag, id: u64, payload: &[u8]) {
+        let client = &mut self.clients[key];
+        let Phase::Open { session, id: number } = &client.phase else {
+            return;
+        };
+        let (number, access, serial) = (*number, lock(session).access, client.serial);
+        let local = client.stream().local_addr().ok().map(|addr| addr.ip().to_canonical());
+        let mut answer = Vec::new();
+        match (&self.shared.rdma, tag) {
+            (None, _) => {
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[self.shared.no_rdma.as_bytes()]);
+            }
+            (Some(rdma), Tag::RdmaClose) => {
+                rdma.close(number);
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[b"given up"]);
+            }
+            (Some(rdma), _) => {
+                // The way to the client may take seconds to be found.
+                let (rdma, shared) = (rdma.clone(), self.shared.clone());
+                let (offer, route, worker) =
+                    (payload.to_vec(), self.route(key, serial), self.index);
+                let connect = move || {
+                    let made = rdma.connect(number, access, &offer, local);
+                    if !shared.engine.has(number) {
+                        rdma.close(number);
+                    }
+                    let mut answer = Vec::new();
+                    match made {
+                        Ok(bytes) => wire::push(&mut answer, Tag::RdmaOpened, id, &[&bytes]),
+                        Err(why) => {
+                            tracing::info!(session = number, why, "no RDMA for a client");
+                            wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                        }
+                    }
+                    shared.mailboxes[worker].post(Mail::Send(route, answer));
+                };
+                let thread = std::thread::Builder::new().name("farcell-connect".to_owned());
+                if let Err(error) = thread.spawn(connect) {
+                    let why = format!("the server cannot start a thread: {error}");
+                    wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                }
+            }
+        }
+        self.send(key, &answer);
+    }
+
     fn stop(&mut self) {
         self.stopping = Some(Instant::now() + LINGER);
         self.listeners.clear();
@@ -358,6 +430,11 @@ impl Worker {
     /// Carries frames for other clients to them. Those of this worker first go
     /// out together, so that many wake-ups for one client are one write.
     fn post_out(&mut self) {
+        for session in std::mem::take(&mut self.out.ended) {
+            if let Some(rdma) = &self.shared.rdma {
+                rdma.close(session);
+            }
+        }
         for route in std::mem::take(&mut self.out.close) {
             let worker = (route >> 56) as usize;
             if worker != self.index {
@@ -374,6 +451,9 @@ impl Worker {
             if worker != self.index {
                 self.shared.mailboxes[worker].post(Mail::Send(route, frame));
             } else if let Some(key) = self.client_of(route) {
+                if self.notify(key, &frame) {
+                    continue;
+                }
                 if single {
                     self.send(key, &frame);
                 } else {
@@ -386,6 +466,15 @@ impl Worker {
         }
         for key in queued {
             self.flush(key);
+        }
+    }
+
+    /// Sends the answer of a wait by the way that the client's operations
+    /// take, if that is not TCP.
+    fn notify(&self, key: usize, frame: &[u8]) -> bool {
+        match (&self.shared.rdma, &self.clients[key].phase) {
+            (Some(rdma), Phase::Open { id, .. }) => rdma.notify(*id, frame),
+            _ => false,
         }
     }
 
@@ -560,8 +649,9 @@ impl Worker {
         let attached = self.shared.engine.attach(&newcomer, self.shared.now(), &mut self.out);
         let welcome = Welcome {
             access: proven.access,
-            domain: auth::Domain::Cpu,
+            domain: self.shared.domain,
             resumed: attached.resumed,
+            offers_rdma: self.shared.rdma.is_some(),
             incarnation: self.shared.incarnation,
             session: attached.id,
             capacity: self.shared.capacity.into(),
@@ -593,7 +683,7 @@ impl Worker {
             self.shared.engine.handle(self.shared.now(), &mut session, bytes, &mut self.out)
         };
         // Wake-ups before the reply: whoever sleeps has waited longer.
-        if !self.out.mail.is_empty() || !self.out.close.is_empty() {
+        if !self.out.mail.is_empty() || !self.out.close.is_empty() || !self.out.ended.is_empty() {
             self.post_out();
         }
         if !self.out.reply.is_empty() && self.clients.get(key).is_some_and(|c| c.serial == serial) {
@@ -604,6 +694,11 @@ impl Worker {
         match result {
             Ok(Next::Continue) => {}
             Ok(Next::Close) => self.close(key, "said goodbye"),
+            Ok(Next::Rdma { tag, id, len }) => {
+                if self.clients.get(key).is_some_and(|c| c.serial == serial) {
+                    self.handle_rdma(key, tag, id, &bytes[used - len..used]);
+                }
+            }
             Err(violation) => {
                 tracing::warn!(session = id, "dropped a client that sent {violation}");
                 self.close(key, "broke the protocol");

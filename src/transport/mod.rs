@@ -2,12 +2,14 @@
 
 pub(crate) mod connect;
 pub(crate) mod keeper;
+pub(crate) mod rdma;
 pub(crate) mod tcp;
 
 use crate::cell::Op;
 use crate::error::Error;
 use crate::layout::Run;
 use crate::wire::{Refusal, WaitRecord};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// An operation on one cell, as a transport takes it.
@@ -48,6 +50,16 @@ pub(crate) struct Waited {
     pub satisfied: bool,
     /// Which targets satisfied it, counted in their order, and by what word.
     pub fired: Vec<(u32, u64)>,
+}
+
+/// A second way by which the server's frames reach a client.
+pub(crate) trait Bell: Send + Sync + std::fmt::Debug {
+    /// Becomes readable when there is a frame, after [`take`](Self::take).
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Appends the frames that are there. Does not block. `false`: this way is
+    /// broken.
+    fn take(&self, frames: &mut Vec<u8>) -> bool;
 }
 
 /// The way of a client's operations to the cells. Every method may be called

@@ -10,6 +10,7 @@
 //! so that they can be sent again on the next connection. The server remembers
 //! the answers of those that it has carried out, and so each happens once.
 
+use super::super::Bell;
 use super::super::connect::{Target, plain};
 use super::{Canceller, Failure, Waited};
 use crate::auth::{Resume, Welcome};
@@ -21,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -120,13 +121,26 @@ struct Call {
     sleeper: Option<Unparker>,
 }
 
+/// What a frame with an id of the waits is answered by.
+#[derive(Debug)]
+enum Answer {
+    Waited(Waited),
+    Told(Tag, Vec<u8>),
+}
+
+impl Answer {
+    fn nothing() -> Answer {
+        Answer::Waited(Waited { satisfied: false, fired: Vec::new() })
+    }
+}
+
 #[derive(Debug)]
 struct Wait {
     bytes: Arc<Vec<u8>>,
     cancelling: bool,
     /// Nobody waits for the answer any more.
     abandoned: bool,
-    answer: Option<Result<Waited, Failure>>,
+    answer: Option<Result<Answer, Failure>>,
     sleeper: Option<Unparker>,
 }
 
@@ -160,6 +174,7 @@ struct State {
     led: bool,
     /// Threads that sleep until they are woken.
     sleeping: usize,
+    bell: Option<Arc<dyn Bell>>,
     /// Something came since the keeper looked.
     heard: bool,
     last_heard: Instant,
@@ -220,6 +235,7 @@ impl Link {
                 done_waits: Vec::new(),
                 led: false,
                 sleeping: 0,
+                bell: None,
                 heard: false,
                 last_heard: Instant::now(),
                 bindings: Vec::new(),
@@ -389,10 +405,48 @@ impl Link {
     /// Sends a wait and waits for its answer. The header's id is filled in.
     pub(super) fn wait(
         &self,
-        mut frame: Vec<u8>,
+        frame: Vec<u8>,
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Waited, Failure> {
+        match self.exchange(frame, timeout, cancel)? {
+            Answer::Waited(waited) => Ok(waited),
+            Answer::Told(..) => Err(self.senseless("another answer than that of a wait")),
+        }
+    }
+
+    /// Sends a frame whose answer comes when it comes. `None`: not in time.
+    pub(crate) fn ask_later(
+        &self,
+        tag: Tag,
+        payload: &[u8],
+        timeout: Duration,
+    ) -> Result<Option<(Tag, Vec<u8>)>, Failure> {
+        let mut frame = Vec::new();
+        wire::push(&mut frame, tag, 0, &[payload]);
+        match self.exchange(frame, Some(timeout), None)? {
+            Answer::Told(tag, bytes) => Ok(Some((tag, bytes))),
+            Answer::Waited(_) => Ok(None),
+        }
+    }
+
+    /// A second way by which the server's frames come, or none.
+    pub(crate) fn set_bell(&self, bell: Option<Arc<dyn Bell>>) {
+        lock(&self.state).bell = bell;
+    }
+
+    /// This end of the connection.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        let socket = lock(&self.state).socket.clone()?;
+        Some(socket.local_addr().ok()?.ip().to_canonical())
+    }
+
+    fn exchange(
+        &self,
+        mut frame: Vec<u8>,
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Answer, Failure> {
         let begun = Instant::now();
         // A wait of no time is a question: it is answered at once, or fails as
         // any other operation does.
@@ -451,7 +505,7 @@ impl Link {
                         Some(_) if wait.cancelling && !at_once => {
                             // The server is told when it is back.
                             state.abandon(id);
-                            return Some(Some(Ok(Waited { satisfied: false, fired: Vec::new() })));
+                            return Some(Some(Ok(Answer::nothing())));
                         }
                         _ => {
                             let over = deadline.is_some_and(|at| Instant::now() >= at);
@@ -472,7 +526,7 @@ impl Link {
             );
             if let Some(answer) = ended {
                 if cancel.is_some_and(Canceller::is_cancelled)
-                    && matches!(answer, Ok(Waited { satisfied: false, .. }))
+                    && matches!(answer, Ok(Answer::Waited(Waited { satisfied: false, .. })))
                 {
                     return Err(Error::Cancelled.into());
                 }
@@ -482,7 +536,7 @@ impl Link {
             // to that, since it may have been satisfied at the last moment.
             if !self.cancel_wait(id) {
                 lock(&self.state).abandon(id);
-                return Ok(Waited { satisfied: false, fired: Vec::new() });
+                return Ok(Answer::nothing());
             }
             deadline = Some(Instant::now() + CANCEL_GRACE);
         }
@@ -590,6 +644,7 @@ impl Link {
     /// Reads once and hands out what came, or returns at the deadline. The
     /// caller has the lead.
     fn lead(&self, socket: &Arc<TcpStream>, deadline: Option<Instant>) {
+        let bell = lock(&self.state).bell.clone();
         if !self.settings.spin.is_zero() {
             let end = Instant::now() + self.settings.spin;
             let end = deadline.map_or(end, |d| d.min(end));
@@ -599,25 +654,66 @@ impl Link {
                         return;
                     }
                 }
+                if bell.as_ref().is_some_and(|bell| self.listen(&**bell)) {
+                    return;
+                }
                 if Instant::now() >= end {
                     break;
                 }
             }
         }
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: left.subsec_nanos().into(),
+        // It is armed by this, so that its descriptor tells of the next.
+        if bell.as_ref().is_some_and(|bell| self.listen(&**bell)) {
+            return;
+        }
+        if deadline.is_some() || bell.is_some() {
+            let timeout = deadline.map(|at| {
+                let left = at.saturating_duration_since(Instant::now());
+                Timespec {
+                    tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                    tv_nsec: left.subsec_nanos().into(),
+                }
+            });
+            let socket_fd = PollFd::new(socket, PollFlags::IN);
+            let ready = match &bell {
+                None => poll(&mut [socket_fd], timeout.as_ref()),
+                Some(bell) => {
+                    let mut fds = [socket_fd, PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN)];
+                    let ready = poll(&mut fds, timeout.as_ref());
+                    if !fds[1].revents().is_empty() {
+                        self.listen(&**bell);
+                    }
+                    if fds[0].revents().is_empty() {
+                        return;
+                    }
+                    ready
+                }
             };
-            let mut fds = [PollFd::new(socket, PollFlags::IN)];
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(0) | Err(Errno::INTR) => return,
-                // An error of the socket shows in the read.
-                _ => {}
+            if matches!(ready, Ok(0) | Err(Errno::INTR)) {
+                return;
             }
+            // An error of the socket shows in the read.
         }
         self.read(socket, RecvFlags::empty());
+    }
+
+    /// Hands out what came by the second way. `false`: nothing.
+    fn listen(&self, bell: &dyn Bell) -> bool {
+        let mut frames = Vec::new();
+        let works = bell.take(&mut frames);
+        let mut state = lock(&self.state);
+        if !works {
+            // Operations find out by themselves what is wrong with it.
+            state.bell = None;
+        }
+        let mut rest = &frames[..];
+        while let Ok(Some((header, payload))) = wire::split(rest) {
+            rest = &rest[HEADER + payload.len()..];
+            if let Err(what) = self.dispatch(&mut state, &header, payload) {
+                tracing::warn!(what, "a notification that makes no sense");
+            }
+        }
+        !frames.is_empty()
     }
 
     /// Reads once. `false`: there was nothing to read.
@@ -692,9 +788,16 @@ impl Link {
             Tag::Woken | Tag::Cancelled | Tag::WaitRefused => {
                 let answer = match tag {
                     Tag::WaitRefused => Err(refusal(payload)?),
-                    _ => Ok(Waited { satisfied: tag == Tag::Woken, fired: fired(payload)? }),
+                    _ => {
+                        let satisfied = tag == Tag::Woken;
+                        Ok(Answer::Waited(Waited { satisfied, fired: fired(payload)? }))
+                    }
                 };
                 state.wait_over(header.id, answer);
+                Ok(())
+            }
+            Tag::RdmaOpened | Tag::RdmaRefused => {
+                state.wait_over(header.id, Ok(Answer::Told(tag, payload.to_vec())));
                 Ok(())
             }
             Tag::Heartbeat => Ok(()),
@@ -1048,7 +1151,7 @@ impl State {
         Ok(())
     }
 
-    fn wait_over(&mut self, id: u64, answer: Result<Waited, Failure>) {
+    fn wait_over(&mut self, id: u64, answer: Result<Answer, Failure>) {
         self.done_waits.push(id);
         // Unknown: the answer to a cancel of a wait that was answered before.
         let Some(wait) = self.waits.get_mut(&id) else {

@@ -127,7 +127,7 @@ impl Link {
         self.collect(id)
     }
 
-    fn senseless(&self, what: &str) -> Failure {
+    pub(super) fn senseless(&self, what: &str) -> Failure {
         let addr = self.settings.target.addr.clone();
         Error::Protocol { addr, what: what.to_owned() }.into()
     }

@@ -1,0 +1,473 @@
+//! The RDMA endpoint: what each session gets to reach the cells by itself,
+//! and the server's own way to change cells through the adapter.
+
+use crate::auth::{Access as Rights, Domain};
+use crate::engine::{Actor, lock};
+use crate::layout::CELLS_AT;
+use crate::rdma::{Adapter, random_psn, read_offer};
+use crate::segment::Segment;
+use crate::verbs::{
+    Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Connect, Error, Gid, Memory,
+    Notify, ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Remote, Request,
+    SharedReceiveQueue, UnconnectedQueuePair, Work,
+};
+use crate::wire::{LaneRecord, Tag};
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Doorbells of one session that may wait for the server's CPU.
+const DOORBELLS: u32 = 64;
+/// Notifications to one session that may be under way.
+const NOTES: u32 = 32;
+/// Largest frame that goes to a client as a notification.
+pub(crate) const NOTE_BYTES: usize = 256;
+/// A client that does not answer for this long is reached over TCP.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// What one session has of the adapter. Dropping it takes it all away.
+#[derive(Debug)]
+struct Peer {
+    lanes: Vec<QueuePair>,
+    completions: Arc<CompletionQueue>,
+    bells: Arc<SharedReceiveQueue>,
+    /// The segment, registered for this session alone.
+    _region: Arc<Region>,
+}
+
+impl Peer {
+    /// Nothing that the client has sent is carried out behind this, also while
+    /// someone still holds the peer.
+    fn shut(&self) {
+        for lane in &self.lanes {
+            if let Err(error) = lane.shut() {
+                tracing::warn!(%error, "cannot shut a client's queue pair");
+            }
+        }
+    }
+}
+
+/// The server's RDMA endpoint.
+#[derive(Debug)]
+pub(super) struct Rdma {
+    adapter: Adapter,
+    segment: Arc<Segment>,
+    channel: Arc<CompletionChannel>,
+    domain: Domain,
+    peers: Mutex<HashMap<u64, Arc<Peer>>>,
+    /// Sessions that are being connected.
+    connecting: Mutex<HashSet<u64>>,
+    /// The adapter has failed, and with it every client's connection: from
+    /// here on the CPU is the only one that changes cells.
+    failed: AtomicBool,
+}
+
+impl Rdma {
+    /// Opens a device. Its clients' atomics count if the device has any and
+    /// `cpu` does not say otherwise.
+    pub fn open(named: Option<&str>, segment: &Arc<Segment>, cpu: bool) -> Result<Rdma, Error> {
+        let adapter = Adapter::open(named)?;
+        let channel = CompletionChannel::new(&adapter.context)?;
+        let domain = match adapter.context.attributes().atomicity {
+            Atomicity::Hca if !cpu => Domain::Hca,
+            _ => Domain::Cpu,
+        };
+        // Once now, so that a limit that is too small is found at the start.
+        let trial = ProtectionDomain::new(&adapter.context)?;
+        let memory: Arc<dyn Memory> = segment.clone();
+        Region::register(&trial, memory, Access::LOCAL | Access::REMOTE_READ)?;
+        Ok(Rdma {
+            adapter,
+            segment: segment.clone(),
+            channel,
+            domain,
+            peers: Mutex::default(),
+            connecting: Mutex::default(),
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Who changes the cells.
+    pub fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    /// For messages: device and port.
+    pub fn place(&self) -> String {
+        format!("{} port {}", self.adapter.context.name(), self.adapter.port)
+    }
+
+    /// Becomes readable when a client has rung, or a notification is through.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Makes a session's end of its connections. System calls, and it may take
+    /// seconds to find the way to the client, so not for an event loop.
+    pub fn connect(
+        &self,
+        session: u64,
+        rights: Rights,
+        offer: &[u8],
+        local: Option<IpAddr>,
+    ) -> Result<Vec<u8>, String> {
+        let (offer, offered) =
+            read_offer(Tag::RdmaOpen, offer).ok_or("the offer makes no sense")?;
+        if !lock(&self.connecting).insert(session) {
+            return Err("another attempt of this session is under way".to_owned());
+        }
+        self.close(session);
+        let made = self.try_connect(session, rights, &offer, &offered, local);
+        lock(&self.connecting).remove(&session);
+        let (peer, answer) = made.map_err(|e| e.to_string())?;
+        lock(&self.peers).insert(session, Arc::new(peer));
+        // Acquire: see `fail`. Looked at behind the insertion, so either this
+        // or `fail` takes the new peer away.
+        if self.failed.load(Ordering::Acquire) {
+            self.close(session);
+            return Err("the server's adapter has failed".to_owned());
+        }
+        Ok(answer)
+    }
+
+    /// The adapter has failed: takes every connection away, and lets the CPU
+    /// change the cells from then on.
+    fn fail(&self, error: &Error) {
+        let mut peers = lock(&self.peers);
+        if self.failed.load(Ordering::Acquire) {
+            return;
+        }
+        tracing::error!(%error, "the adapter failed; all clients go on over TCP");
+        for peer in peers.values() {
+            peer.shut();
+        }
+        // Whoever still uses one drops it; shut, it does nothing more.
+        peers.clear();
+        // Release: no connection is left when this is seen.
+        self.failed.store(true, Ordering::Release);
+    }
+
+    fn try_connect(
+        &self,
+        session: u64,
+        rights: Rights,
+        offer: &crate::wire::RdmaRecord,
+        offered: &[LaneRecord],
+        local: Option<IpAddr>,
+    ) -> Result<(Peer, Vec<u8>), Error> {
+        let context = &self.adapter.context;
+        // A domain and a registration of its own: the key works on this
+        // session's queue pairs only, and dies with them.
+        let pd = ProtectionDomain::new(context)?;
+        let access = match (rights, self.domain) {
+            (Rights::ReadWrite, Domain::Hca) => Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            _ => Access::REMOTE_READ,
+        };
+        let memory: Arc<dyn Memory> = self.segment.clone();
+        let mine =
+            if access.contains(Access::REMOTE_ATOMIC) { access | Access::LOCAL } else { access };
+        let region = Region::register(&pd, memory, mine)?;
+        let entries = DOORBELLS + NOTES * offered.len() as u32;
+        let completions = CompletionQueue::new(context, entries, Some((&self.channel, session)))?;
+        let bells = SharedReceiveQueue::new(&pd, &completions, DOORBELLS, 0)?;
+        let gid = if self.adapter.by_lid() {
+            None
+        } else {
+            Some(self.adapter.address_for(Gid(offer.gid), local)?)
+        };
+        let (index, gid) = gid.map_or((0, Gid::default()), |entry| (entry.index, entry.gid));
+        let mut record = self.adapter.describe(gid);
+        record.address = region.remote_address();
+        record.key = region.remote_key();
+        record.atomics = u8::from(access.contains(Access::REMOTE_ATOMIC));
+        let mut answer = bytemuck::bytes_of(&record).to_vec();
+        let mut lanes = Vec::new();
+        for lane in offered {
+            let config = QueuePairConfig {
+                port: self.adapter.port,
+                depth: NOTES,
+                inline_bytes: NOTE_BYTES as u32,
+                // The doorbell is a write, if one of no bytes.
+                access: access | Access::REMOTE_WRITE,
+                psn: random_psn(),
+                completions: &completions,
+                receive: Receive::Shared(&bells),
+            };
+            let queue = UnconnectedQueuePair::new(&pd, &config)?;
+            let end = queue.endpoint(gid)?;
+            lanes.push(self.adapter.connect(queue, index, offer, lane, DEAD_AFTER)?);
+            let record = LaneRecord { queue_pair: end.queue_pair, psn: end.psn };
+            answer.extend_from_slice(bytemuck::bytes_of(&record));
+        }
+        completions.arm(Notify::Any)?;
+        Ok((Peer { lanes, completions, bells, _region: region }, answer))
+    }
+
+    /// Takes a session's connections away. When this returns, nothing of this
+    /// session can reach the cells any more.
+    pub fn close(&self, session: u64) {
+        let peer = lock(&self.peers).remove(&session);
+        if let Some(peer) = peer {
+            peer.shut();
+        }
+    }
+
+    /// Sends a frame to a session's client by its queue pair. `false`: it has
+    /// none, or it does not take it; the frame must go another way.
+    pub fn notify(&self, session: u64, frame: &[u8]) -> bool {
+        if frame.len() > NOTE_BYTES {
+            return false;
+        }
+        let Some(peer) = lock(&self.peers).get(&session).cloned() else {
+            return false;
+        };
+        let Some(lane) = peer.lanes.first() else {
+            return false;
+        };
+        if frame.len() as u32 > lane.max_inline() || lane.outstanding() + 4 > lane.depth() {
+            return false;
+        }
+        let work = Work::SendInline { bytes: frame, immediate: None };
+        lane.post(Request::new(work).solicited()).is_ok()
+    }
+
+    /// Takes what the channel has: the cells that were rung, and the sessions
+    /// whose connection is broken.
+    pub fn take_events(&self, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
+        loop {
+            match self.channel.next() {
+                Ok(Some(session)) => self.take_completions(session, rung, broken),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the adapter's events cannot be read");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take_completions(&self, session: u64, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
+        let Some(peer) = lock(&self.peers).get(&session).cloned() else {
+            return;
+        };
+        // Armed first, then emptied: what comes in between raises an event.
+        if let Err(error) = peer.completions.arm(Notify::Any) {
+            tracing::warn!(%error, session, "cannot wait for a client's doorbells");
+            broken.push(session);
+            return;
+        }
+        let mut batch = [Completion::default(); 16];
+        loop {
+            let n = match peer.completions.poll(&mut batch) {
+                Ok(0) => return,
+                Ok(n) => n,
+                Err(error) => {
+                    tracing::warn!(%error, session, "a client's doorbells are lost");
+                    broken.push(session);
+                    return;
+                }
+            };
+            for completion in &batch[..n] {
+                if completion.is_receive() {
+                    match peer.bells.received(completion) {
+                        Ok(received) => {
+                            rung.extend(received.immediate);
+                            if let Err(error) = peer.bells.repost(received.slot) {
+                                tracing::warn!(%error, session, "cannot take further doorbells");
+                            }
+                        }
+                        Err(_) => broken.push(session),
+                    }
+                } else {
+                    for lane in &peer.lanes {
+                        if lane.number() == completion.queue_pair()
+                            && lane.retire(completion).is_err()
+                        {
+                            broken.push(session);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+// ---- the server's own changes -----------------------------------------------
+
+/// Who carries out the server's own changes of cells.
+#[derive(Debug)]
+pub(super) struct ServerActor {
+    segment: Arc<Segment>,
+    /// In the `hca` domain: the server's own way to the adapter.
+    loopback: Option<Loopback>,
+}
+
+impl ServerActor {
+    /// An actor for the domain that `rdma` has.
+    pub fn new(
+        segment: Arc<Segment>,
+        rdma: Option<&Arc<Rdma>>,
+        lanes: usize,
+    ) -> Result<ServerActor, Error> {
+        let loopback = match rdma {
+            Some(rdma) if rdma.domain == Domain::Hca => Some(Loopback::open(rdma, lanes)?),
+            _ => None,
+        };
+        Ok(ServerActor { segment, loopback })
+    }
+}
+
+impl Actor for ServerActor {
+    /// The CPU's load also in the `hca` domain: loads are fine, the adapter
+    /// writes whole aligned words.
+    fn load(&self, place: u32) -> u64 {
+        self.segment.load(place)
+    }
+
+    fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
+        let Some(loopback) = &self.loopback else {
+            return self.segment.compare_exchange(place, current, new);
+        };
+        match loopback.run(place, |old, at| Request::compare_swap(old, at, current, new)) {
+            Some(old) if old == current => Ok(old),
+            Some(old) => Err(old),
+            None => self.segment.compare_exchange(place, current, new),
+        }
+    }
+
+    fn fetch_add(&self, place: u32, delta: u64) -> u64 {
+        let Some(loopback) = &self.loopback else {
+            return self.segment.fetch_add(place, delta);
+        };
+        match loopback.run(place, |old, at| Request::fetch_add(old, at, delta)) {
+            Some(old) => old,
+            None => self.segment.fetch_add(place, delta),
+        }
+    }
+}
+
+/// Queue pairs that are connected to themselves.
+#[derive(Debug)]
+struct Loopback {
+    lanes: Vec<Mutex<LoopLane>>,
+    next: AtomicUsize,
+    remote: Remote,
+    rdma: Arc<Rdma>,
+}
+
+#[derive(Debug)]
+struct LoopLane {
+    queue: QueuePair,
+    completions: Arc<CompletionQueue>,
+    scratch: Arc<Region>,
+    _region: Arc<Region>,
+}
+
+impl Loopback {
+    fn open(rdma: &Arc<Rdma>, lanes: usize) -> Result<Loopback, Error> {
+        let adapter = &rdma.adapter;
+        let context = &adapter.context;
+        let mut made = Vec::new();
+        let mut remote = Remote { address: 0, key: 0 };
+        let pd = ProtectionDomain::new(context)?;
+        let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let memory: Arc<dyn Memory> = rdma.segment.clone();
+        let region = Region::register(&pd, memory, access)?;
+        for _ in 0..lanes.max(1) {
+            let completions = CompletionQueue::new(context, 16, None)?;
+            let scratch = Region::pages(&pd, 64, Access::LOCAL)?;
+            let config = QueuePairConfig {
+                port: adapter.port,
+                depth: 8,
+                inline_bytes: 0,
+                access,
+                psn: random_psn(),
+                completions: &completions,
+                receive: Receive::Nothing,
+            };
+            let queue = UnconnectedQueuePair::new(&pd, &config)?;
+            let (gid, index) = if adapter.by_lid() {
+                (Gid::default(), 0)
+            } else {
+                let entry = adapter.address_for(Gid::default(), None)?;
+                (entry.gid, entry.index)
+            };
+            let end = queue.endpoint(gid)?;
+            let mut connect = Connect::to(end, index as u8);
+            connect.mtu = adapter.state.mtu;
+            let attributes = context.attributes();
+            let depth = attributes.max_initiator_depth.min(attributes.max_responder_depth).min(8);
+            connect.initiator_depth = depth;
+            connect.responder_depth = depth;
+            let queue = queue.connect(&connect)?;
+            remote = Remote { address: region.remote_address(), key: region.remote_key() };
+            made.push(Mutex::new(LoopLane {
+                queue,
+                completions,
+                scratch,
+                _region: region.clone(),
+            }));
+        }
+        Ok(Loopback { lanes: made, next: AtomicUsize::new(0), remote, rdma: rdma.clone() })
+    }
+
+    /// Carries out an atomic on a cell and waits for it. `None`: the adapter
+    /// has failed and did not do it.
+    fn run(
+        &self,
+        place: u32,
+        request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
+    ) -> Option<u64> {
+        // Acquire: pairs with the release in `fail`, behind which no client
+        // can reach the cells.
+        if self.rdma.failed.load(Ordering::Acquire) {
+            return None;
+        }
+        // Relaxed: any lane will do.
+        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.lanes.len();
+        let lane = (0..count)
+            .find_map(|i| self.lanes[(start + i) % count].try_lock().ok())
+            .unwrap_or_else(|| lock(&self.lanes[start % count]));
+        let at = Remote {
+            address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
+            key: self.remote.key,
+        };
+        match lane.run(at, request) {
+            Ok(old) => Some(old),
+            Err(error) => {
+                self.rdma.fail(&error);
+                None
+            }
+        }
+    }
+}
+
+impl LoopLane {
+    fn run(
+        &self,
+        at: Remote,
+        request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
+    ) -> Result<u64, Error> {
+        let id = self.queue.post(request(self.scratch.slice(0..8)?, at))?;
+        let mut batch = [Completion::default(); 4];
+        loop {
+            let n = self.completions.poll(&mut batch)?;
+            for completion in &batch[..n] {
+                self.queue.retire(completion)?;
+                if completion.work() == Some(id) {
+                    // Relaxed: taking the completion orders it, see
+                    // `CompletionQueue::poll`.
+                    return Ok(self.scratch.words()[0].load(Ordering::Relaxed));
+                }
+            }
+            if n == 0 {
+                // soft-RoCE works on this very core.
+                std::thread::yield_now();
+            }
+        }
+    }
+}

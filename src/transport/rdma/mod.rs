@@ -1,0 +1,255 @@
+//! Operations as one-sided READs and atomics, with TCP behind them.
+//!
+//! The session's control connection stays: it opens arrays, parks waits, and
+//! takes everything over when the RDMA connection breaks.
+
+mod rails;
+
+use super::tcp::{Canceller, Link};
+use super::{CellOp, Failure, Transport, Waited};
+use crate::auth::Access;
+use crate::cell::Op;
+use crate::error::Error;
+use crate::layout::Run;
+use crate::rdma::Adapter;
+use crate::wire::{Tag, WaitRecord};
+use rails::{Rails, Trouble, Unconnected};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+/// How long the server may take to make its end.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the server may take to say that nothing more can happen by RDMA.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How RDMA is brought up.
+#[derive(Clone, Debug)]
+pub(crate) struct RdmaSettings {
+    /// `NAME` or `NAME:PORT`.
+    pub device: Option<String>,
+    /// Place of the GID in the port's table.
+    pub gid_index: Option<u32>,
+    /// A peer that does not answer for this long is given up.
+    pub dead_after: Duration,
+    /// Queue pairs.
+    pub lanes: usize,
+}
+
+/// An array: where its cells are, and what was last seen in each.
+#[derive(Debug)]
+struct Bound {
+    base: u32,
+    guesses: Box<[AtomicU64]>,
+}
+
+/// RDMA with TCP behind it. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Rdma {
+    link: Arc<Link>,
+    rails: RwLock<Option<Arc<Rails>>>,
+    bound: RwLock<Vec<Option<Arc<Bound>>>>,
+    /// Why RDMA was given up, once it was.
+    lost: RwLock<Option<String>>,
+}
+
+impl Rdma {
+    /// Brings RDMA up next to a session.
+    ///
+    /// # Errors
+    /// Why there is none, a sentence for each thing that was tried.
+    pub fn open(link: &Arc<Link>, settings: &RdmaSettings) -> Result<Rdma, Vec<String>> {
+        if !link.welcome().offers_rdma {
+            return Err(vec!["the server does not offer it".to_owned()]);
+        }
+        let adapter = Adapter::open(settings.device.as_deref()).map_err(|e| vec![e.to_string()])?;
+        let candidates = if adapter.by_lid() {
+            vec![None]
+        } else {
+            let mut gids = adapter.addresses(link.local_ip()).map_err(|e| vec![e.to_string()])?;
+            if let Some(index) = settings.gid_index {
+                gids.retain(|entry| entry.index == index);
+            }
+            gids.into_iter().map(Some).collect()
+        };
+        let mut reasons = Vec::new();
+        for gid in candidates {
+            let name = match &gid {
+                Some(entry) => format!("GID {} ({})", entry.index, entry.gid),
+                None => format!("LID {}", adapter.state.lid),
+            };
+            match Rdma::attempt(link, &adapter, gid, settings) {
+                Ok(rails) => {
+                    let rails = Arc::new(rails);
+                    link.set_bell(Some(rails.clone()));
+                    return Ok(Rdma {
+                        link: link.clone(),
+                        rails: RwLock::new(Some(rails)),
+                        bound: RwLock::default(),
+                        lost: RwLock::default(),
+                    });
+                }
+                Err(why) => {
+                    let place = format!("{} port {}", adapter.context.name(), adapter.port);
+                    reasons.push(format!("{place}, {name}: {why}"));
+                }
+            }
+        }
+        // Nothing half-made stays on the server.
+        let _ = link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT);
+        if reasons.is_empty() {
+            reasons.push(format!("{} has no usable GID", adapter.context.name()));
+        }
+        Err(reasons)
+    }
+
+    fn attempt(
+        link: &Link,
+        adapter: &Adapter,
+        gid: Option<crate::verbs::GidEntry>,
+        settings: &RdmaSettings,
+    ) -> Result<Rails, String> {
+        let unconnected =
+            Unconnected::new(adapter, gid, settings.lanes.max(1)).map_err(|e| e.to_string())?;
+        let answer = link
+            .ask_later(Tag::RdmaOpen, &unconnected.offer, OPEN_TIMEOUT)
+            .map_err(|f| format!("{f:?}"))?;
+        match answer {
+            Some((Tag::RdmaOpened, bytes)) => {
+                let capacity = link.welcome().capacity;
+                unconnected.connect(adapter, &bytes, capacity, settings.dead_after)
+            }
+            Some((_, why)) => Err(String::from_utf8_lossy(&why).into_owned()),
+            None => Err("the server did not answer in time".to_owned()),
+        }
+    }
+
+    /// Notes where an array's cells are.
+    pub fn bind(&self, number: u16, base: u32, extent: u64) {
+        let mut bound = self.bound.write().unwrap_or_else(PoisonError::into_inner);
+        let number = usize::from(number);
+        if bound.len() <= number {
+            bound.resize(number + 1, None);
+        }
+        if bound[number].as_ref().is_none_or(|b| b.base != base) {
+            let guesses = (0..extent).map(|_| AtomicU64::new(0)).collect();
+            bound[number] = Some(Arc::new(Bound { base, guesses }));
+        }
+    }
+
+    /// Whether operations go by RDMA now; why not, otherwise.
+    pub fn state(&self) -> Result<String, String> {
+        if let Some(rails) = self.rails() {
+            let way = if rails.atomics { "READ and atomics" } else { "READ" };
+            return Ok(format!("{} queue pairs, {way} one-sided", rails.count()));
+        }
+        let lost = self.lost.read().unwrap_or_else(PoisonError::into_inner);
+        Err(lost.clone().unwrap_or_default())
+    }
+
+    fn rails(&self) -> Option<Arc<Rails>> {
+        self.rails.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn way(&self, array: u16) -> Option<(Arc<Rails>, Arc<Bound>)> {
+        let rails = self.rails()?;
+        let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
+        Some((rails, bound.get(usize::from(array))?.clone()?))
+    }
+
+    /// The rails are broken: from here on everything goes over TCP. Returns
+    /// when nothing that was sent by them can happen any more, as far as the
+    /// server can still be asked.
+    fn give_up(&self, rails: &Arc<Rails>, trouble: &Trouble) {
+        {
+            let mut current = self.rails.write().unwrap_or_else(PoisonError::into_inner);
+            if !current.as_ref().is_some_and(|now| Arc::ptr_eq(now, rails)) {
+                return;
+            }
+            *current = None;
+        }
+        tracing::warn!(why = trouble.why, "RDMA is lost; going on over TCP");
+        *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(trouble.why.clone());
+        self.link.set_bell(None);
+        let _ = self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT);
+    }
+
+    /// After trouble: an operation that may have happened is not done again,
+    /// unless doing it twice is as good as once.
+    fn unknown(&self, op: Op, trouble: &Trouble) -> Option<Failure> {
+        if op.is_repeatable() || trouble.undone {
+            return None;
+        }
+        let addr = self.link.addr();
+        let why = format!("the RDMA connection broke: {}", trouble.why);
+        Some(Error::OutcomeUnknown { addr, op: op.name(), why }.into())
+    }
+
+    fn changes_here(&self, rails: &Rails) -> bool {
+        rails.atomics && self.link.welcome().access == Access::ReadWrite
+    }
+}
+
+impl Transport for Rdma {
+    fn execute(&self, op: CellOp) -> Result<u64, Failure> {
+        let Some((rails, bound)) = self.way(op.array) else {
+            return self.link.execute(op);
+        };
+        let guess = match bound.guesses.get(op.offset as usize) {
+            Some(guess) if op.op == Op::Load || !op.op.is_read() && self.changes_here(&rails) => {
+                guess
+            }
+            _ => return self.link.execute(op),
+        };
+        let place = bound.base + op.offset;
+        match rails.execute(place, op.op, op.a, op.b, guess) {
+            Ok(word) => Ok(word),
+            Err(trouble) => {
+                self.give_up(&rails, &trouble);
+                match self.unknown(op.op, &trouble) {
+                    Some(failure) => Err(failure),
+                    None => self.link.execute(op),
+                }
+            }
+        }
+    }
+
+    fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
+        // One after another, since they must happen in their order.
+        if ops.iter().any(|op| self.way(op.array).is_none()) {
+            return self.link.execute_all(ops);
+        }
+        ops.iter().map(|&op| self.execute(op)).collect()
+    }
+
+    fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
+        let Some((rails, bound)) = self.way(array) else {
+            return self.link.execute_runs(op, array, runs);
+        };
+        if op == Op::Load {
+            let mut words = Vec::new();
+            return match rails.read(bound.base, runs, &mut words) {
+                Ok(()) => Ok(words),
+                Err(trouble) => {
+                    self.give_up(&rails, &trouble);
+                    self.link.execute_runs(op, array, runs)
+                }
+            };
+        }
+        if op.is_read() || !self.changes_here(&rails) {
+            return self.link.execute_runs(op, array, runs);
+        }
+        let offsets = runs.iter().flat_map(|run| run.offsets());
+        offsets.map(|offset| self.execute(CellOp { op, array, offset, a: 0, b: 0 })).collect()
+    }
+
+    fn wait(
+        &self,
+        need: u32,
+        targets: &[WaitRecord],
+        timeout: Option<Duration>,
+        cancel: Option<&Canceller>,
+    ) -> Result<Waited, Failure> {
+        Transport::wait(&*self.link, need, targets, timeout, cancel)
+    }
+}

@@ -1,0 +1,431 @@
+//! The client's end of its RDMA connections: a few queue pairs, and the cells
+//! at their other end.
+
+use crate::cell::{Change, Op, change, is_waiting};
+use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
+use crate::rdma::{Adapter, random_psn, read_offer};
+use crate::server::NOTE_BYTES;
+use crate::transport::Bell;
+use crate::verbs::{
+    Access, Completion, CompletionChannel, CompletionQueue, Error, Gid, GidEntry, Notify,
+    ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Remote, Request,
+    UnconnectedQueuePair,
+};
+use crate::wire::{LaneRecord, RdmaRecord, Tag};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Requests that one lane may have outstanding.
+const DEPTH: u32 = 128;
+/// Notifications that may be waiting for us.
+const NOTES: u32 = 64;
+/// Bytes of a lane's buffer that READs go into.
+const BUFFER: usize = 64 << 10;
+/// How long a completion is looked for without sleeping.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// An operation did not come to a good end, and the rails are of no use any
+/// more.
+#[derive(Debug)]
+pub(super) struct Trouble {
+    /// What happened.
+    pub why: String,
+    /// It is certain that the cell was not changed.
+    pub undone: bool,
+}
+
+impl Trouble {
+    fn unclear(error: &Error) -> Trouble {
+        Trouble { why: error.to_string(), undone: false }
+    }
+
+    fn before(error: &Error) -> Trouble {
+        Trouble { why: error.to_string(), undone: true }
+    }
+}
+
+/// Queue pairs that have no peer yet, for one of our addresses.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    gid: Option<GidEntry>,
+    domain: Arc<ProtectionDomain>,
+    lanes: Vec<(UnconnectedQueuePair, Arc<CompletionQueue>, Arc<CompletionChannel>)>,
+    bell: (Arc<CompletionQueue>, Arc<CompletionChannel>),
+    /// What the server is told.
+    pub offer: Vec<u8>,
+}
+
+impl Unconnected {
+    /// Makes the queue pairs and says what the server must know of them.
+    pub fn new(adapter: &Adapter, gid: Option<GidEntry>, count: usize) -> Result<Self, Error> {
+        let context = &adapter.context;
+        let domain = ProtectionDomain::new(context)?;
+        let bell_channel = CompletionChannel::new(context)?;
+        let bell = CompletionQueue::new(context, NOTES, Some((&bell_channel, 0)))?;
+        let address = gid.as_ref().map_or(Gid::default(), |entry| entry.gid);
+        let mut offer = bytemuck::bytes_of(&adapter.describe(address)).to_vec();
+        let mut lanes = Vec::new();
+        for i in 0..count {
+            let channel = CompletionChannel::new(context)?;
+            let completions = CompletionQueue::new(context, DEPTH, Some((&channel, 0)))?;
+            let receive = match i {
+                0 => Receive::Own { completions: &bell, slots: NOTES, bytes: NOTE_BYTES as u32 },
+                _ => Receive::Nothing,
+            };
+            let config = QueuePairConfig {
+                port: adapter.port,
+                depth: DEPTH,
+                inline_bytes: 0,
+                // The server only sends.
+                access: Access::NONE,
+                psn: random_psn(),
+                completions: &completions,
+                receive,
+            };
+            let queue = UnconnectedQueuePair::new(&domain, &config)?;
+            let end = queue.endpoint(address)?;
+            let record = LaneRecord { queue_pair: end.queue_pair, psn: end.psn };
+            offer.extend_from_slice(bytemuck::bytes_of(&record));
+            lanes.push((queue, completions, channel));
+        }
+        Ok(Unconnected { gid, domain, lanes, bell: (bell, bell_channel), offer })
+    }
+
+    /// Connects them to what the server has made, and tries them.
+    pub fn connect(
+        self,
+        adapter: &Adapter,
+        answer: &[u8],
+        capacity: u64,
+        dead_after: Duration,
+    ) -> Result<Rails, String> {
+        let (peer, records) =
+            read_offer(Tag::RdmaOpened, answer).ok_or("the server's answer makes no sense")?;
+        if records.len() != self.lanes.len() {
+            return Err("the server's answer has another number of queue pairs".to_owned());
+        }
+        let index = self.gid.as_ref().map_or(0, |entry| entry.index);
+        let mut lanes = Vec::new();
+        for ((queue, completions, channel), record) in self.lanes.into_iter().zip(records) {
+            let queue = adapter
+                .connect(queue, index, &peer, &record, dead_after)
+                .map_err(|e| e.to_string())?;
+            let buffer =
+                Region::pages(&self.domain, BUFFER, Access::LOCAL).map_err(|e| e.to_string())?;
+            lanes.push(Mutex::new(Lane { queue, completions, channel, buffer }));
+        }
+        let rails = Rails {
+            lanes,
+            next: AtomicUsize::new(0),
+            remote: peer,
+            capacity,
+            bell: self.bell,
+            atomics: peer.atomics != 0,
+        };
+        rails.try_out().map_err(|t| format!("it does not work: {}", t.why))?;
+        Ok(rails)
+    }
+}
+
+/// Connected queue pairs. See the [module](self).
+#[derive(Debug)]
+pub(super) struct Rails {
+    lanes: Vec<Mutex<Lane>>,
+    next: AtomicUsize,
+    remote: RdmaRecord,
+    capacity: u64,
+    bell: (Arc<CompletionQueue>, Arc<CompletionChannel>),
+    /// Whether changes are ours to make.
+    pub atomics: bool,
+}
+
+#[derive(Debug)]
+struct Lane {
+    queue: QueuePair,
+    completions: Arc<CompletionQueue>,
+    channel: Arc<CompletionChannel>,
+    buffer: Arc<Region>,
+}
+
+impl Lane {
+    fn word(&self, index: usize) -> Result<crate::verbs::Local<'_>, Trouble> {
+        self.buffer.slice(index * 8..index * 8 + 8).map_err(|e| Trouble::before(&e))
+    }
+
+    /// Relaxed: taking a request's completion orders what it wrote, see
+    /// `CompletionQueue::poll`.
+    fn value(&self, index: usize) -> u64 {
+        self.buffer.words().get(index).map_or(0, |w| w.load(Ordering::Relaxed))
+    }
+
+    /// Posts one request and waits for it.
+    fn run(&self, request: Request<'_>) -> Result<(), Trouble> {
+        self.run_all(&[request])
+    }
+
+    /// Posts requests, all within the depth, and waits for the last of them,
+    /// which is the last to complete.
+    fn run_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
+        let mut posted = Vec::with_capacity(requests.len());
+        self.queue.post_all(requests, &mut posted).map_err(|e| match e {
+            Error::Unclear { .. } => Trouble::unclear(&e),
+            _ if posted.is_empty() => Trouble::before(&e),
+            _ => Trouble::unclear(&e),
+        })?;
+        let Some(last) = posted.last().copied() else {
+            return Ok(());
+        };
+        let begun = Instant::now();
+        let mut batch = [Completion::default(); 16];
+        loop {
+            let n = self.completions.poll(&mut batch).map_err(|e| Trouble::unclear(&e))?;
+            let mut done = false;
+            for completion in &batch[..n] {
+                self.queue.retire(completion).map_err(|e| Trouble {
+                    undone: completion.status().was_refused() && requests.len() == 1,
+                    why: e.to_string(),
+                })?;
+                done |= completion.work() == Some(last);
+            }
+            if done {
+                return Ok(());
+            }
+            if n > 0 {
+                continue;
+            }
+            if begun.elapsed() < SPIN {
+                // soft-RoCE works on this very core.
+                std::thread::yield_now();
+            } else {
+                self.sleep().map_err(|e| Trouble::unclear(&e))?;
+            }
+        }
+    }
+
+    /// Sleeps until the completion queue has something.
+    fn sleep(&self) -> Result<(), Error> {
+        self.completions.arm(Notify::Any)?;
+        // What came before it was armed raises no event: look again soon.
+        self.channel.wait(Some(Duration::from_micros(500))).map(drop)
+    }
+}
+
+impl Rails {
+    fn lane(&self) -> std::sync::MutexGuard<'_, Lane> {
+        // Relaxed: any lane will do.
+        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.lanes.len();
+        (0..count)
+            .find_map(|i| self.lanes[(start + i) % count].try_lock().ok())
+            .unwrap_or_else(|| crate::engine::lock(&self.lanes[start % count]))
+    }
+
+    fn at(&self, byte: u64) -> Remote {
+        Remote { address: self.remote.address + byte, key: self.remote.key }
+    }
+
+    fn cell(&self, place: u32) -> Remote {
+        self.at(CELLS_AT as u64 + u64::from(place) * 8)
+    }
+
+    /// Reads the header, and tries each atomic on the scratch word: what came
+    /// back is right, in value and byte order, on every lane.
+    fn try_out(&self) -> Result<(), Trouble> {
+        let wrong = |what: &str| Trouble { why: what.to_owned(), undone: true };
+        for lane in &self.lanes {
+            let lane = crate::engine::lock(lane);
+            let header = lane.buffer.slice(0..24).map_err(|e| Trouble::before(&e))?;
+            lane.run(Request::read(header, self.at(0)))?;
+            if lane.value(header::MAGIC) != MAGIC_WORD {
+                return Err(wrong("a READ of the segment's header brought something else"));
+            }
+            if lane.value(header::CAPACITY) != self.capacity {
+                return Err(wrong("the segment's header has another capacity"));
+            }
+            if !self.atomics {
+                continue;
+            }
+            let scratch = self.at(header::SCRATCH as u64 * 8);
+            let random = getrandom::u64().unwrap_or(0x0102_0304_0506_0708);
+            lane.run(Request::read(lane.word(0)?, scratch))?;
+            let mut seen = lane.value(0);
+            // Other clients try theirs on the same word.
+            for _ in 0..1000 {
+                lane.run(Request::compare_swap(lane.word(0)?, scratch, seen, random))?;
+                let found = lane.value(0);
+                if found == seen {
+                    lane.run(Request::fetch_add(lane.word(0)?, scratch, 1))?;
+                    return match lane.value(0) {
+                        old if old == random => Ok(()),
+                        // Someone else came between the two.
+                        _ => continue,
+                    };
+                }
+                seen = found;
+            }
+            return Err(wrong("atomics bring back other values than they should"));
+        }
+        Ok(())
+    }
+
+    /// One operation on one cell: one atomic or READ if the guess is right.
+    /// The word before it, and whether a waiter must be rung for.
+    pub fn execute(
+        &self,
+        place: u32,
+        op: Op,
+        a: u64,
+        b: u64,
+        guess: &AtomicU64,
+    ) -> Result<u64, Trouble> {
+        let lane = self.lane();
+        let cell = self.cell(place);
+        if op.is_read() {
+            lane.run(Request::read(lane.word(0)?, cell))?;
+            let word = lane.value(0);
+            // Relaxed, here and below: a guess is checked by the adapter.
+            guess.store(word, Ordering::Relaxed);
+            return Ok(word);
+        }
+        if op == Op::Add {
+            lane.run(Request::fetch_add(lane.word(0)?, cell, a << 1))?;
+            let old = lane.value(0);
+            guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
+            if is_waiting(old) {
+                Self::ring(&lane, place)?;
+            }
+            return Ok(old);
+        }
+        let mut word = guess.load(Ordering::Relaxed);
+        let mut sure = false;
+        loop {
+            let new = match change(op, word, a, b) {
+                // Nothing to change, by a guess: look.
+                Change::None if !sure => {
+                    lane.run(Request::read(lane.word(0)?, cell))?;
+                    let found = lane.value(0);
+                    guess.store(found, Ordering::Relaxed);
+                    sure = true;
+                    word = found;
+                    continue;
+                }
+                Change::None => return Ok(word),
+                Change::Swap(new) => new,
+                Change::Add(_) => unreachable!("only Add adds, and it was done above"),
+            };
+            lane.run(Request::compare_swap(lane.word(0)?, cell, word, new))?;
+            let found = lane.value(0);
+            if found == word {
+                guess.store(new, Ordering::Relaxed);
+                if is_waiting(found) {
+                    Self::ring(&lane, place)?;
+                }
+                return Ok(found);
+            }
+            guess.store(found, Ordering::Relaxed);
+            sure = true;
+            word = found;
+        }
+    }
+
+    /// Tells the server's CPU that a cell with waiters was changed.
+    fn ring(lane: &Lane, place: u32) -> Result<(), Trouble> {
+        // The change is done. Should the bell not get through, the server's
+        // sweep finds the cell; so this is no trouble of the operation.
+        if let Err(trouble) = lane.run(Request::doorbell(place)) {
+            tracing::warn!(why = trouble.why, "a doorbell did not get through");
+        }
+        Ok(())
+    }
+
+    /// Reads many cells, with as many READs under way as there can be.
+    pub fn read(&self, base: u32, runs: &[Run], words: &mut Vec<u64>) -> Result<(), Trouble> {
+        let lane = self.lane();
+        let capacity = BUFFER / 8;
+        // (first word of the buffer, cells, place), each one READ.
+        let mut parts: Vec<(usize, usize, u32)> = Vec::new();
+        let mut filled = 0;
+        let flush = |parts: &mut Vec<(usize, usize, u32)>,
+                     filled: &mut usize,
+                     words: &mut Vec<u64>| {
+            let requests = parts
+                .iter()
+                .map(|&(at, n, place)| {
+                    let into =
+                        lane.buffer.slice(at * 8..(at + n) * 8).map_err(|e| Trouble::before(&e))?;
+                    Ok(Request::read(into, self.cell(place)))
+                })
+                .collect::<Result<Vec<_>, Trouble>>()?;
+            lane.run_all(&requests)?;
+            let buffer = lane.buffer.words();
+            // Relaxed: see `Lane::value`.
+            words.extend(buffer[..*filled].iter().map(|w| w.load(Ordering::Relaxed)));
+            parts.clear();
+            *filled = 0;
+            Ok::<(), Trouble>(())
+        };
+        for run in runs {
+            let mut at = 0;
+            while at < run.count {
+                if filled == capacity || parts.len() + 1 > DEPTH as usize - 8 {
+                    flush(&mut parts, &mut filled, words)?;
+                }
+                let n = if run.stride == 1 {
+                    (run.count - at).min((capacity - filled) as u32)
+                } else {
+                    1
+                };
+                parts.push((filled, n as usize, base + run.offset + at * run.stride));
+                filled += n as usize;
+                at += n;
+            }
+        }
+        if filled > 0 {
+            flush(&mut parts, &mut filled, words)?;
+        }
+        Ok(())
+    }
+
+    /// How many queue pairs there are.
+    pub fn count(&self) -> usize {
+        self.lanes.len()
+    }
+}
+
+impl Bell for Rails {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.1.as_fd()
+    }
+
+    /// Takes the frames that the server has sent to our queue pair. After it
+    /// the descriptor becomes readable with the next one.
+    fn take(&self, frames: &mut Vec<u8>) -> bool {
+        let (queue, channel) = &self.bell;
+        let lane = &self.lanes[0];
+        let mut work = || -> Result<(), Error> {
+            while channel.next()?.is_some() {}
+            queue.arm(Notify::Any)?;
+            let mut batch = [Completion::default(); 16];
+            let mut note = Vec::new();
+            loop {
+                let n = queue.poll(&mut batch)?;
+                if n == 0 {
+                    return Ok(());
+                }
+                let lane = crate::engine::lock(lane);
+                for completion in &batch[..n] {
+                    let received = lane.queue.received(completion)?;
+                    note.clear();
+                    lane.queue.read(&received, &mut note)?;
+                    frames.extend_from_slice(&note);
+                    lane.queue.repost(received.slot)?;
+                }
+            }
+        };
+        // A broken connection shows in the next operation; the sweep and the
+        // heartbeats over TCP cover the time until then.
+        work().is_ok()
+    }
+}

@@ -1,0 +1,273 @@
+//! Promise: over RDMA the cells are the same cells. Clients of all transports
+//! see each other's changes, every total is exact, and no waiter is forgotten.
+//!
+//! Needs a device: run it with `scripts/soft-roce run` where there is none.
+//! Without one each test says so and passes, unless `FARCELL_TEST_RDMA` is
+//! `required`.
+
+mod common;
+use common::{client, eventually, key, server};
+use farcell::{Client, Domain, Error, Key, RdmaChoice, Server, ServerBuilder, TransportChoice};
+use std::time::{Duration, Instant};
+
+/// Whether there is a device; fails where one is required.
+fn device() -> bool {
+    let there = farcell::verbs::library()
+        .and_then(farcell::verbs::DeviceList::new)
+        .map(|list| list.iter().count() > 0)
+        .unwrap_or(false);
+    let required = std::env::var("FARCELL_TEST_RDMA").is_ok_and(|v| v == "required");
+    assert!(there || !required, "FARCELL_TEST_RDMA=required, but there is no device");
+    if !there {
+        println!("NOT TESTED, for want of an RDMA device");
+    }
+    there
+}
+
+fn rdma_server() -> ServerBuilder {
+    server().rdma(RdmaChoice::Auto)
+}
+
+fn over(server: &Server, choice: TransportChoice) -> Client {
+    let client = client(server).transport(choice).connect().unwrap();
+    let want = if choice == TransportChoice::Tcp { "tcp" } else { "rdma" };
+    assert_eq!(client.transport().name, want, "{:?}", client.transport());
+    client
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn every_operation() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let rdma = over(&server, TransportChoice::Rdma);
+    let tcp = over(&server, TransportChoice::Tcp);
+    println!("{:?}", rdma.transport());
+    let info = rdma.info().unwrap();
+    assert_eq!(info.domain, Domain::Hca);
+    let (mine, theirs) = (rdma.events("e", 3, 10).unwrap(), tcp.events("e", 3, 10).unwrap());
+    let (e, f) = (mine.at(1, 2).unwrap(), theirs.at(1, 2).unwrap());
+    for _ in 0..3 {
+        assert!(e.set().unwrap());
+        assert!(!e.set().unwrap());
+        assert!(f.is_set().unwrap());
+        assert!(f.clear().unwrap());
+        assert!(!e.is_set().unwrap());
+        assert!(!e.clear().unwrap());
+        assert!(f.set().unwrap());
+        assert!(e.take().unwrap());
+        assert!(!e.take().unwrap());
+    }
+    assert_eq!(e.transitions().unwrap(), 12);
+    assert_eq!(theirs.row(2).unwrap().set_all().unwrap(), 10);
+    assert_eq!(mine.row(2).unwrap().snapshot().unwrap(), [true; 10]);
+    assert_eq!(mine.column(7).unwrap().snapshot().unwrap(), [false, false, true]);
+    assert_eq!(mine.column(7).unwrap().set_all().unwrap(), 2);
+    assert_eq!(theirs.column(7).unwrap().snapshot().unwrap(), [true; 3]);
+    assert_eq!(mine.snapshot().unwrap(), theirs.snapshot().unwrap());
+    let c = rdma.counters("c", 2, 2).unwrap().at(1, 1).unwrap();
+    let d = tcp.counters("c", 2, 2).unwrap().at(1, 1).unwrap();
+    c.store(-3).unwrap();
+    assert_eq!(c.fetch_add(10).unwrap(), -3);
+    assert_eq!(d.load().unwrap(), 7);
+    assert_eq!(d.fetch_add(1).unwrap(), 7);
+    assert_eq!(c.compare_exchange(8, 9).unwrap(), Ok(8));
+    assert_eq!(c.compare_exchange(8, 9).unwrap(), Err(9));
+    assert_eq!(c.swap(12).unwrap(), 9);
+    assert_eq!(c.fetch_and(6).unwrap(), 12);
+    assert_eq!(c.fetch_or(3).unwrap(), 4);
+    assert_eq!(c.fetch_xor(-1).unwrap(), 7);
+    assert_eq!((c.load().unwrap(), d.load().unwrap()), (-8, -8));
+    let mut batch = rdma.batch();
+    batch.store(&c, 5).set(&e).fetch_add(&c, 2).is_set(&e).take(&e).load(&c);
+    let found = batch.run().unwrap();
+    assert_eq!(found[2].value(), 5);
+    assert!(found[3].was_set() && found[4].changed());
+    assert_eq!(found[5].value(), 7);
+}
+
+#[test]
+fn more_cells_than_fit_into_one_read() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let rdma = over(&server, TransportChoice::Rdma);
+    let tcp = over(&server, TransportChoice::Tcp);
+    let events = rdma.events("big", 200, 300).unwrap();
+    let others = tcp.events("big", 200, 300).unwrap();
+    for i in (0..60_000).step_by(977) {
+        others.flat(i).unwrap().set().unwrap();
+    }
+    let all = events.snapshot().unwrap();
+    assert!(all.iter().enumerate().all(|(i, &set)| set == (i % 977 == 0)));
+    for col in [0, 7, 299] {
+        assert_eq!(
+            events.column(col).unwrap().snapshot().unwrap(),
+            others.column(col).unwrap().snapshot().unwrap()
+        );
+    }
+}
+
+#[test]
+fn waits_and_wakes() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let clients = [
+        over(&server, TransportChoice::Rdma),
+        over(&server, TransportChoice::Rdma),
+        over(&server, TransportChoice::Tcp),
+    ];
+    for setter in &clients {
+        for waiter in &clients {
+            let event = waiter.events("e", 1, 1).unwrap().at(0, 0).unwrap();
+            let signal = setter.events("e", 1, 1).unwrap().at(0, 0).unwrap();
+            for round in 0..20 {
+                std::thread::scope(|s| {
+                    let wait = s.spawn(|| event.wait_timeout(LONG).unwrap());
+                    if round % 2 == 0 {
+                        eventually("it is parked", || server.parked_waits() == 1);
+                    }
+                    assert!(signal.set().unwrap());
+                    if round % 4 < 2 {
+                        // Gone at once, and not lost if it was parked.
+                        if round % 2 == 0 {
+                            assert!(signal.clear().unwrap());
+                        }
+                    }
+                    assert!(wait.join().unwrap());
+                });
+                signal.clear().unwrap();
+            }
+        }
+    }
+    assert_eq!(server.parked_waits(), 0);
+    let waiters = clients[0].events("e", 1, 1).unwrap().all().waiters().unwrap();
+    assert_eq!(waiters, [0]);
+    assert_eq!(clients[0].transport().name, "rdma");
+}
+
+/// The totals of two RDMA and two TCP clients on one counter.
+fn totals(adds: i64) -> (i64, i64) {
+    let server = rdma_server().start().unwrap();
+    std::thread::scope(|s| {
+        for i in 0..4 {
+            let server = &server;
+            let choice = if i % 2 == 0 { TransportChoice::Rdma } else { TransportChoice::Tcp };
+            s.spawn(move || {
+                let client = over(server, choice);
+                let c = client.counters("sum", 1, 1).unwrap().at(0, 0).unwrap();
+                let e = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
+                for n in 0..adds {
+                    c.fetch_add(1).unwrap();
+                    match n % 64 {
+                        0 => drop(e.set().unwrap()),
+                        32 => drop(e.clear().unwrap()),
+                        48 => drop(e.take().unwrap()),
+                        _ => {}
+                    }
+                }
+                assert_eq!(client.transport().name, if i % 2 == 0 { "rdma" } else { "tcp" });
+            });
+        }
+    });
+    let client = over(&server, TransportChoice::Tcp);
+    let sum = client.open_counters("sum").unwrap().at(0, 0).unwrap().load().unwrap();
+    (sum, 4 * adds)
+}
+
+#[test]
+fn the_total_is_exact_over_all_transports() {
+    if !device() {
+        return;
+    }
+    let adds = std::env::var("FARCELL_TEST_ADDS").ok().and_then(|v| v.parse().ok());
+    let (sum, want) = totals(adds.unwrap_or(20_000));
+    assert_eq!(sum, want);
+}
+
+#[test]
+fn a_read_only_session_reads_one_sided() {
+    if !device() {
+        return;
+    }
+    let reader = Key::new(*b"the key of the readers").unwrap();
+    let server = rdma_server().read_only_key(reader.clone()).start().unwrap();
+    let writer = over(&server, TransportChoice::Rdma);
+    let event = writer.events("e", 1, 2).unwrap().at(0, 0).unwrap();
+    let client = Client::builder()
+        .addr(server.address())
+        .key(reader)
+        .transport(TransportChoice::Rdma)
+        .connect()
+        .unwrap();
+    let seen = client.events("e", 1, 2).unwrap().at(0, 0).unwrap();
+    event.set().unwrap();
+    assert!(seen.is_set().unwrap());
+    assert!(matches!(seen.set(), Err(Error::ReadOnly { .. })));
+    assert!(matches!(seen.take(), Err(Error::ReadOnly { .. })));
+    assert_eq!(client.transport().name, "rdma");
+    assert!(event.is_set().unwrap());
+}
+
+#[test]
+fn in_the_cpu_domain_only_reads_are_one_sided() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().cpu_domain().start().unwrap();
+    let rdma = over(&server, TransportChoice::Rdma);
+    assert_eq!(rdma.info().unwrap().domain, Domain::Cpu);
+    let event = rdma.events("e", 1, 1).unwrap().at(0, 0).unwrap();
+    assert!(event.set().unwrap());
+    assert!(event.is_set().unwrap());
+    assert!(event.take().unwrap());
+    assert_eq!(rdma.transport().name, "rdma");
+}
+
+#[test]
+fn no_rdma_is_a_reason_in_words() {
+    let server = server().start().unwrap();
+    let auto = client(&server).connect().unwrap();
+    let report = auto.transport();
+    assert_eq!(report.name, "tcp");
+    assert!(report.reasons[0].contains("does not offer"), "{report:?}");
+    let error = client(&server).transport(TransportChoice::Rdma).connect().unwrap_err();
+    assert!(matches!(error, Error::Rdma { .. }), "{error}");
+    let error =
+        common::server().rdma(RdmaChoice::Device("no_such_device".to_owned())).start().unwrap_err();
+    assert!(matches!(error, Error::Rdma { .. }), "{error}");
+    if device() {
+        assert!(error.to_string().contains("no_such_device"), "{error}");
+        let server = rdma_server().start().unwrap();
+        let error = client(&server)
+            .transport(TransportChoice::Rdma)
+            .device("mlx5_9")
+            .connect()
+            .unwrap_err();
+        assert!(error.to_string().contains("mlx5_9"), "{error}");
+    }
+}
+
+#[test]
+fn a_client_that_leaves_takes_its_connections_along() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().lease(Duration::from_millis(500)).start().unwrap();
+    for _ in 0..10 {
+        let client = over(&server, TransportChoice::Rdma);
+        client.events("e", 1, 1).unwrap().at(0, 0).unwrap().set().unwrap();
+    }
+    eventually("all have gone", || server.sessions() == 0);
+    let begun = Instant::now();
+    let client = over(&server, TransportChoice::Rdma);
+    client.events("e", 1, 1).unwrap().at(0, 0).unwrap().take().unwrap();
+    assert!(begun.elapsed() < LONG);
+    let _ = key();
+}

@@ -20,6 +20,7 @@ mod signals;
 mod surroundings;
 mod take;
 mod wait;
+mod watch;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -93,6 +94,7 @@ enum Command {
     Wait(wait::Wait),
     Add(add::Add),
     Cas(cas::Cas),
+    Watch(watch::Watch),
     Demo(demo::Demo),
     Completions(completions::Completions),
 }
@@ -142,6 +144,7 @@ fn run() -> Result<Answer, Failure> {
         Command::Wait(wait) => wait.run(&connection, &out),
         Command::Add(add) => add.run(&connection, &out),
         Command::Cas(cas) => cas.run(&connection, &out),
+        Command::Watch(watch) => watch.run(&connection, &out),
         Command::Completions(completions) => completions.run(&out, &mut Cli::command()),
     }
 }

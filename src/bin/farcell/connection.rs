@@ -25,7 +25,7 @@ pub struct Connection {
     wait_server: Option<Duration>,
     /// How long to wait for a lost connection to come back [default: 30]
     #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
-    reconnect: Option<Duration>,
+    pub reconnect: Option<Duration>,
 }
 
 impl Connection {

@@ -27,6 +27,8 @@ pub enum Failure {
     Library(Error),
     /// Anything else, in a whole sentence.
     Other(String),
+    /// A signal ended it.
+    Interrupted(i32),
 }
 
 impl Failure {
@@ -37,6 +39,8 @@ impl Failure {
             Failure::Library(e) if e.is_unreachable() => 3,
             Failure::Library(e) if e.is_refusal() => 4,
             Failure::Library(_) | Failure::Other(_) => 5,
+            // As a shell has it.
+            Failure::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(5),
         }
     }
 }
@@ -46,6 +50,9 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(what) | Failure::Other(what) => f.write_str(what),
             Failure::Library(error) => error.fmt(f),
+            Failure::Interrupted(signal) => {
+                write!(f, "interrupted by signal {signal}; everything that was started has ended")
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ mod clear;
 mod completions;
 mod connection;
 mod create;
+mod demo;
 mod failure;
 mod get;
 mod ls;
@@ -19,6 +20,7 @@ mod signals;
 mod surroundings;
 mod take;
 mod wait;
+mod watch;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -92,10 +94,16 @@ enum Command {
     Wait(wait::Wait),
     Add(add::Add),
     Cas(cas::Cas),
+    Watch(watch::Watch),
+    Demo(demo::Demo),
     Completions(completions::Completions),
 }
 
 fn main() -> ExitCode {
+    // Not a command that a person could want.
+    if std::env::args_os().nth(1).is_some_and(|arg| arg == demo::COMMAND) {
+        return demo::learner();
+    }
     match run() {
         Ok(Answer::Yes) => ExitCode::SUCCESS,
         Ok(Answer::No) => ExitCode::from(1),
@@ -119,10 +127,12 @@ fn run() -> Result<Answer, Failure> {
     let out = Output::new(json);
     match cli.command {
         Command::Serve(serve) => {
-            for name in ["addr", "connect_timeout", "wait_server", "reconnect"] {
-                refuse_given(&matches, name)?;
-            }
+            refuse_given(&matches, &CLIENT_ARGS[1..])?;
             serve.run(connection.authkey_file, &out)
+        }
+        Command::Demo(demo) => {
+            refuse_given(&matches, &CLIENT_ARGS)?;
+            demo.run(&out)
         }
         Command::Ls(ls) => ls.run(&connection, &out),
         Command::Create(create) => create.run(&connection, &out),
@@ -134,15 +144,22 @@ fn run() -> Result<Answer, Failure> {
         Command::Wait(wait) => wait.run(&connection, &out),
         Command::Add(add) => add.run(&connection, &out),
         Command::Cas(cas) => cas.run(&connection, &out),
+        Command::Watch(watch) => watch.run(&connection, &out),
         Command::Completions(completions) => completions.run(&out, &mut Cli::command()),
     }
 }
 
-/// Refuses an argument that only clients know and that was given to a command
-/// which would ignore it.
-fn refuse_given(matches: &ArgMatches, name: &str) -> Result<(), Failure> {
+/// Arguments of the connection, which are global.
+const CLIENT_ARGS: [&str; 5] =
+    ["authkey_file", "addr", "connect_timeout", "wait_server", "reconnect"];
+
+/// Refuses arguments that were given to a command which would ignore them.
+fn refuse_given(matches: &ArgMatches, names: &[&str]) -> Result<(), Failure> {
     let (command, inner) = matches.subcommand().unwrap_or(("", matches));
-    if inner.value_source(name) == Some(ValueSource::CommandLine) {
+    for name in names {
+        if inner.value_source(name) != Some(ValueSource::CommandLine) {
+            continue;
+        }
         let name = name.replace('_', "-");
         return Err(Failure::Usage(format!(
             "--{name} is for clients and means nothing to `farcell {command}`; see `farcell {command} --help`"

@@ -45,6 +45,18 @@ impl Process {
         let pid = self.child.id().to_string();
         let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
         assert!(sent.unwrap().success());
+        if name == "STOP" {
+            // It goes on for a moment until the signal has reached each thread.
+            super::eventually("the server has stopped", || self.threads_are_stopped());
+        }
+    }
+
+    fn threads_are_stopped(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        })
     }
 
     /// Waits for its end; the exit code.

@@ -120,12 +120,7 @@ impl View {
     }
 
     fn style(&self, look: &Look, i: usize) -> Style {
-        let number = look.numbers[i];
-        let on = match look.kind {
-            Kind::Event => number & 1 == 1,
-            Kind::Counter => number != 0,
-        };
-        match (self.changed.get(i), on) {
+        match (self.changed.get(i), look.is_on(i)) {
             (Some(true), _) => Style::Changed,
             (_, true) => Style::Set,
             (_, false) => Style::Faint,
@@ -137,7 +132,7 @@ impl View {
 fn word(look: &Look, i: usize) -> (String, String) {
     let number = look.numbers[i];
     let cell = match look.kind {
-        Kind::Event if number & 1 == 1 => "#".to_owned(),
+        Kind::Event if look.is_on(i) => "#".to_owned(),
         Kind::Event => ".".to_owned(),
         Kind::Counter => number.to_string(),
     };

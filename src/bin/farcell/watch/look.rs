@@ -45,12 +45,20 @@ impl Look {
             == (other.kind, other.rows, other.cols, other.seen_rows, other.seen_cols)
     }
 
+    /// Whether an event is set, or a counter not 0.
+    pub fn is_on(&self, i: usize) -> bool {
+        match self.kind {
+            Kind::Event => self.numbers[i] & 1 == 1,
+            Kind::Counter => self.numbers[i] != 0,
+        }
+    }
+
     /// Which cells are other than in the look before. Without one, everything
     /// was clear or 0.
     pub fn changes(&self, before: Option<&Look>) -> Vec<bool> {
         match before.filter(|before| self.is_like(before)) {
             Some(before) => self.numbers.iter().zip(&before.numbers).map(|(a, b)| a != b).collect(),
-            None => self.numbers.iter().map(|&n| n != 0).collect(),
+            None => (0..self.numbers.len()).map(|i| self.is_on(i)).collect(),
         }
     }
 }

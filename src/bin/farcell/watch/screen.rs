@@ -9,9 +9,9 @@ use crossterm::terminal::{Clear, ClearType, EnterAlternateScreen, LeaveAlternate
 use crossterm::{QueueableCommand, terminal};
 use std::io::{self, Write};
 
-/// Width and height of the terminal.
+/// Width and height of the terminal. One that does not know has the usual ones.
 pub fn size() -> (u16, u16) {
-    terminal::size().unwrap_or((80, 24))
+    terminal::size().ok().filter(|&(width, height)| width > 0 && height > 0).unwrap_or((80, 24))
 }
 
 /// A screen of our own. Dropped, it gives the terminal back as it was.

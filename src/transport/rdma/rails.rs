@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const DEPTH: u32 = 128;
 /// Notifications that may be waiting for us.
 const NOTES: u32 = 64;
+/// Requests that are posted together, a few less than fit.
+const PIPELINE: usize = DEPTH as usize - 8;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
 /// How long a completion is looked for without sleeping.
@@ -340,6 +342,95 @@ impl Rails {
         Ok(())
     }
 
+    /// Loads and adds, as many under way as there can be, done in their order.
+    /// The answers of those that are known to be done are filled in.
+    pub fn load_and_add(
+        &self,
+        ops: &[(u32, Op, u64)],
+        words: &mut [Option<u64>],
+    ) -> Result<(), Trouble> {
+        let lane = self.lane();
+        for (ops, words) in ops.chunks(PIPELINE).zip(words.chunks_mut(PIPELINE)) {
+            let requests = ops
+                .iter()
+                .enumerate()
+                .map(|(i, &(place, op, a))| {
+                    let (word, cell) = (lane.word(i)?, self.cell(place));
+                    Ok(match op {
+                        Op::Add => Request::fetch_add(word, cell, a << 1),
+                        _ => Request::read(word, cell),
+                    })
+                })
+                .collect::<Result<Vec<_>, Trouble>>()?;
+            lane.run_all(&requests)?;
+            for (i, (&(place, op, _), word)) in ops.iter().zip(words).enumerate() {
+                let old = lane.value(i);
+                *word = Some(old);
+                if op == Op::Add && is_waiting(old) {
+                    Self::ring(&lane, place)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets or clears many events, in no particular order among them, with as
+    /// many atomics under way as there can be. The answers of those that are
+    /// known to be done are filled in.
+    pub fn change_all(
+        &self,
+        op: Op,
+        cells: &[(u32, &AtomicU64)],
+        words: &mut [Option<u64>],
+    ) -> Result<(), Trouble> {
+        let lane = self.lane();
+        // Which cell, and the word that it is taken to hold. Relaxed: a guess is
+        // checked by the adapter.
+        let mut tries: Vec<(usize, u64)> = cells
+            .iter()
+            .enumerate()
+            .map(|(i, (_, guess))| (i, guess.load(Ordering::Relaxed)))
+            .collect();
+        while !tries.is_empty() {
+            let mut again = Vec::new();
+            for chunk in tries.chunks(PIPELINE) {
+                let requests = chunk
+                    .iter()
+                    .enumerate()
+                    .map(|(slot, &(i, word))| {
+                        let (into, cell) = (lane.word(slot)?, self.cell(cells[i].0));
+                        Ok(match change(op, word, 0, 0) {
+                            Change::Swap(new) => Request::compare_swap(into, cell, word, new),
+                            _ => Request::read(into, cell),
+                        })
+                    })
+                    .collect::<Result<Vec<_>, Trouble>>()?;
+                lane.run_all(&requests)?;
+                for (slot, &(i, word)) in chunk.iter().enumerate() {
+                    let (place, guess) = cells[i];
+                    let found = lane.value(slot);
+                    match change(op, word, 0, 0) {
+                        Change::Swap(new) if found == word => {
+                            guess.store(new, Ordering::Relaxed);
+                            words[i] = Some(found);
+                            if is_waiting(found) {
+                                Self::ring(&lane, place)?;
+                            }
+                            continue;
+                        }
+                        _ => guess.store(found, Ordering::Relaxed),
+                    }
+                    match change(op, found, 0, 0) {
+                        Change::Swap(_) => again.push((i, found)),
+                        _ => words[i] = Some(found),
+                    }
+                }
+            }
+            tries = again;
+        }
+        Ok(())
+    }
+
     /// Reads many cells, with as many READs under way as there can be.
     pub fn read(&self, base: u32, runs: &[Run], words: &mut Vec<u64>) -> Result<(), Trouble> {
         let lane = self.lane();
@@ -369,7 +460,7 @@ impl Rails {
         for run in runs {
             let mut at = 0;
             while at < run.count {
-                if filled == capacity || parts.len() + 1 > DEPTH as usize - 8 {
+                if filled == capacity || parts.len() == PIPELINE {
                     flush(&mut parts, &mut filled, words)?;
                 }
                 let n = if run.stride == 1 {

@@ -66,6 +66,7 @@ pub struct ServerBuilder {
     max_clients: Option<usize>,
     rdma: RdmaChoice,
     cpu_domain: bool,
+    arrays: Vec<(String, Kind, usize, usize)>,
 }
 
 /// Whether a server offers RDMA.
@@ -150,13 +151,22 @@ impl ServerBuilder {
         self
     }
 
+    /// Creates an array before any client is let in, so that none that comes
+    /// early misses it.
+    #[must_use]
+    pub fn array(mut self, name: &str, kind: Kind, rows: usize, cols: usize) -> ServerBuilder {
+        self.arrays.push((name.to_owned(), kind, rows, cols));
+        self
+    }
+
     /// Starts the server: listens and returns. It raises the process's soft
     /// file limit to the hard one.
     ///
     /// # Errors
     /// [`Error::Bind`] names the address that cannot be had;
     /// [`Error::BadSetting`], [`Error::BadAddress`]; [`Error::Os`] for memory,
-    /// threads or file descriptors that the system refuses.
+    /// threads or file descriptors that the system refuses; as
+    /// [`Server::create`] for arrays.
     pub fn start(mut self) -> Result<Server> {
         self.check()?;
         if self.binds.is_empty() {
@@ -212,6 +222,9 @@ impl ServerBuilder {
         });
         // From here on dropping the server ends what has been started.
         let mut server = Server { shared: shared.clone(), addrs, threads: Vec::new() };
+        for (name, kind, rows, cols) in self.arrays {
+            server.create(&name, kind, rows, cols)?;
+        }
         let mut listeners = Some(listeners);
         for (index, poll) in polls.into_iter().enumerate() {
             let listeners = listeners.take().unwrap_or_default();
@@ -292,6 +305,7 @@ impl Server {
             max_clients: None,
             rdma: RdmaChoice::Off,
             cpu_domain: false,
+            arrays: Vec::new(),
         }
     }
 

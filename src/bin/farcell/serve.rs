@@ -92,9 +92,6 @@ impl Serve {
 
         let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
         let server = self.start(key)?;
-        for Spec { name, kind, rows, cols } in &self.arrays {
-            server.create(name, *kind, *rows, *cols)?;
-        }
         let ready = Ready {
             address: server.address(),
             listening: server.local_addrs().iter().map(ToString::to_string).collect(),
@@ -119,6 +116,9 @@ impl Serve {
         let mut builder = Server::builder(key.clone());
         for bind in &self.bind {
             builder = builder.bind(bind);
+        }
+        for Spec { name, kind, rows, cols } in &self.arrays {
+            builder = builder.array(name, *kind, *rows, *cols);
         }
         if let Some(port) = self.port {
             builder = builder.bind(format!("[::]:{port}"));

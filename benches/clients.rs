@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> Result<()> {
     match part() {
-        Part::Driver(options) => drive(options),
+        Part::Driver(options) => drive(&options),
         Part::Peer(role, args) => match (role.as_str(), &args[..]) {
             ("crowd", [server, count]) => crowd(server, count.parse()?),
             _ if play(&role, &args)? => Ok(()),
@@ -79,11 +79,13 @@ fn memory(peer: &Peer, field: &str) -> Result<f64> {
     Ok(kib * 1024.0)
 }
 
-fn drive(options: Options) -> Result<()> {
+fn drive(options: &Options) -> Result<()> {
     let mut report = Report::new("clients", options);
     let files = raise_file_limit()?;
     let (a, b) = cores()?;
-    idle(&mut report, options, files, &[a, b])?;
+    if options.wants("idle") {
+        idle(&mut report, options, files, &[a, b])?;
+    }
     let two = format!("clients on core {a}, server on core {b}");
     connecting(&mut report, options, 1, a, b, &two)?;
     connecting(&mut report, options, 8, a, b, &two)?;
@@ -93,7 +95,7 @@ fn drive(options: Options) -> Result<()> {
     report.print()
 }
 
-fn idle(report: &mut Report, options: Options, files: u64, cores: &[usize]) -> Result<()> {
+fn idle(report: &mut Report, options: &Options, files: u64, cores: &[usize]) -> Result<()> {
     let wanted = if options.quick { 300 } else { 10_000 };
     let count = wanted.min(usize::try_from(files.saturating_sub(200)).unwrap_or(wanted));
     if count < wanted {
@@ -165,12 +167,15 @@ fn block<T: Send>(
 
 fn connecting(
     report: &mut Report,
-    options: Options,
+    options: &Options,
     threads: usize,
     client_core: usize,
     server_core: usize,
     place: &str,
 ) -> Result<()> {
+    if !options.wants(&format!("connecting, {threads} threads, {place}")) {
+        return Ok(());
+    }
     pin(&[client_core])?;
     let bare = acceptor(&[server_core])?;
     let server = farcell_server(&[server_core], false)?;

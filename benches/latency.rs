@@ -24,13 +24,13 @@ const WARM: usize = 15;
 
 fn main() -> Result<()> {
     match part() {
-        Part::Driver(options) => drive(options),
+        Part::Driver(options) => drive(&options),
         Part::Peer(role, args) if play(&role, &args)? => Ok(()),
         Part::Peer(role, _) => Err(format!("no role {role:?}").into()),
     }
 }
 
-fn drive(options: Options) -> Result<()> {
+fn drive(options: &Options) -> Result<()> {
     let mut report = Report::new("latency", options);
     let (a, b) = cores()?;
     let one = format!("client and server on core {a}");
@@ -63,12 +63,16 @@ fn round(mut op: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
 
 fn measure(
     report: &mut Report,
-    options: Options,
+    options: &Options,
     client_core: usize,
     server_core: usize,
     spin: bool,
     place: &str,
 ) -> Result<()> {
+    let how = if spin { ", spinning" } else { "" };
+    if !options.wants(&format!("{place}{how}")) {
+        return Ok(());
+    }
     pin(&[client_core])?;
     let bare_server: Peer = ping_pong_server(&[server_core], spin, REQUEST, REPLY)?;
     let server = farcell_server(&[server_core], spin)?;
@@ -135,13 +139,12 @@ fn measure(
         }
         let us = |h: &Histogram<u64>, q| h.value_at_quantile(q) as f64 / 1000.0;
         report.note(format!(
-            "{name}, {place}{}: p99 {:.1} us, bare {:.1} us",
-            if spin { ", spinning" } else { "" },
+            "{name}, {place}{how}: p99 {:.1} us, bare {:.1} us",
             us(&ours, 0.99),
             us(&limits, 0.99)
         ));
         report.add(Row {
-            what: format!("{name}{}", if spin { ", spinning" } else { "" }),
+            what: format!("{name}{how}"),
             against: format!("TCP ping-pong {REQUEST} B / {REPLY} B"),
             place: place.to_owned(),
             unit: "us",

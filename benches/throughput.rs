@@ -30,13 +30,13 @@ const SINGLES: (usize, usize) = (DEPTH * (16 + 24), DEPTH * (16 + 8));
 
 fn main() -> Result<()> {
     match part() {
-        Part::Driver(options) => drive(options),
+        Part::Driver(options) => drive(&options),
         Part::Peer(role, args) if play(&role, &args)? => Ok(()),
         Part::Peer(role, _) => Err(format!("no role {role:?}").into()),
     }
 }
 
-fn drive(options: Options) -> Result<()> {
+fn drive(options: &Options) -> Result<()> {
     let mut report = Report::new("throughput", options);
     let (a, b) = cores()?;
     let apart = format!("clients on core {a}, server on core {b}");
@@ -102,12 +102,15 @@ fn exchange(bare: &mut Bare, (there, back): (usize, usize), bytes: &mut [u8]) ->
 
 fn measure(
     report: &mut Report,
-    options: Options,
+    options: &Options,
     connections: usize,
     client_cores: &[usize],
     server_cores: &[usize],
     place: &str,
 ) -> Result<()> {
+    if !options.wants(&format!("{place}, {connections} connections")) {
+        return Ok(());
+    }
     pin(client_cores)?;
     let frame = echo_server(server_cores, FRAME.0, FRAME.1)?;
     let singles = echo_server(server_cores, SINGLES.0, SINGLES.1)?;

@@ -28,12 +28,21 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 pub const SPIN: Duration = Duration::from_millis(1);
 
 /// How a bench is to be run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// A few seconds, to see that the bench works. Its figures say nothing.
     pub quick: bool,
     /// The rows as JSON.
     pub json: bool,
+    /// Only what has one of these in its description.
+    only: Vec<String>,
+}
+
+impl Options {
+    /// Whether to measure what is described so.
+    pub fn wants(&self, what: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| what.contains(part))
+    }
 }
 
 /// What this process is.
@@ -44,7 +53,7 @@ pub enum Part {
     Peer(String, Vec<String>),
 }
 
-/// Reads the command line. `cargo bench` passes `--bench`; without it (`cargo
+/// Reads the command line: `--quick`, `--json`, and words that choose. `cargo bench` passes `--bench`; without it (`cargo
 /// test --all-targets`) the bench is quick.
 pub fn part() -> Part {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -54,7 +63,10 @@ pub fn part() -> Part {
         return Part::Peer(role, rest.collect());
     }
     let has = |name: &str| args.iter().any(|a| a == name);
-    Part::Driver(Options { quick: has("--quick") || !has("--bench"), json: has("--json") })
+    let quick = has("--quick") || !has("--bench");
+    let json = has("--json");
+    let only = args.into_iter().filter(|a| !a.starts_with('-')).collect();
+    Part::Driver(Options { quick, json, only })
 }
 
 // ---- cores ------------------------------------------------------------------
@@ -440,10 +452,10 @@ pub struct Report {
 
 impl Report {
     /// An empty report.
-    pub fn new(bench: &'static str, options: Options) -> Report {
+    pub fn new(bench: &'static str, options: &Options) -> Report {
         Report {
             bench,
-            options,
+            options: options.clone(),
             // Before this process is pinned, which would change the count.
             machine: machine(),
             load: first_words("/proc/loadavg", 3),
@@ -465,6 +477,9 @@ impl Report {
 
     /// Prints it. Quick figures are checked for sense alone.
     pub fn print(mut self) -> Result<()> {
+        if self.rows.is_empty() {
+            return Err("nothing has that in its description".into());
+        }
         for row in &mut self.rows {
             let sense = row.ours > 0.0 && row.limit.is_none_or(|l| l > 0.0);
             if !sense || row.values.is_empty() || quantile(&mut row.values, 0.5).is_nan() {

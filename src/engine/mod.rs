@@ -131,7 +131,8 @@ impl<A: Actor> Engine<A> {
     /// the session before is to be closed.
     pub fn attach(&self, newcomer: &Newcomer, now: Duration, out: &mut Out) -> Attached {
         // A statement of its own: the table must not stay locked below.
-        let old = newcomer.resume.and_then(|id| Some((id, lock(&self.sessions).get(&id).cloned()?)));
+        let old =
+            newcomer.resume.and_then(|id| Some((id, lock(&self.sessions).get(&id).cloned()?)));
         if let Some((id, session)) = old {
             let mut locked = lock(&session);
             // Whoever ends a session holds its lock, so with the lock in hand

@@ -7,15 +7,22 @@ use crate::engine::{Newcomer, Next, Out, Route, lock};
 use crate::wire::{self, Tag};
 use crossbeam::queue::SegQueue;
 use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use slab::Slab;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
+const ALARM: Token = Token(usize::MAX - 1);
 /// Listeners have the tokens below this one, clients those above.
 const FIRST_CLIENT: usize = 1 << 16;
 
@@ -65,11 +72,48 @@ impl Mailbox {
     }
 }
 
+/// Ends the worker's sleep when something is due. A timeout of epoll would do
+/// too, but it sets and cancels a timer with every request.
+#[derive(Debug)]
+struct Alarm {
+    timer: OwnedFd,
+    /// When it goes off.
+    at: Option<Instant>,
+}
+
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        Ok(Alarm { timer: timerfd_create(TimerfdClockId::Monotonic, flags)?, at: None })
+    }
+
+    /// Goes off at `next` or before; costs nothing if it does so already. `now`
+    /// may be a moment old: it does not go off early by that.
+    fn set(&mut self, next: Instant, now: Instant) {
+        if self.at.is_some_and(|at| at <= next) {
+            return;
+        }
+        // No time at all would switch it off.
+        let left = next.saturating_duration_since(now).max(Duration::from_nanos(1));
+        let value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
+        match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
+            Ok(_) => self.at = Some(next),
+            // A timer that exists cannot refuse; requests still wake us.
+            Err(error) => tracing::error!(%error, "cannot set a worker's alarm"),
+        }
+    }
+}
+
 /// A worker, before and while its thread runs.
 pub struct Worker {
     shared: Arc<Shared>,
     index: usize,
     poll: Poll,
+    alarm: Alarm,
     /// Worker 0 listens, and hands the clients out in turn.
     listeners: Vec<TcpListener>,
     accept_again: Option<Instant>,
@@ -114,10 +158,15 @@ impl Worker {
         for (i, listener) in listeners.iter_mut().enumerate() {
             poll.registry().register(listener, Token(i), Interest::READABLE)?;
         }
+        let alarm = Alarm::new()?;
+        // Edge-triggered, and set anew each time: it need not be read.
+        let source = &mut SourceFd(&alarm.timer.as_raw_fd());
+        poll.registry().register(source, ALARM, Interest::READABLE)?;
         Ok(Worker {
             shared,
             index,
             poll,
+            alarm,
             listeners,
             accept_again: None,
             next_worker: 0,
@@ -142,14 +191,15 @@ impl Worker {
         loop {
             let spinning = now.duration_since(last_active) < self.shared.spin;
             let timeout = if spinning || !self.again.is_empty() {
-                Duration::ZERO
+                Some(Duration::ZERO)
             } else {
                 let sweeping = self.index == 0 && self.shared.engine.parked() > 0;
                 let next = if sweeping { next_sweep.min(next_tick) } else { next_tick };
                 let next = self.accept_again.map_or(next, |at| next.min(at));
-                next.saturating_duration_since(now)
+                self.alarm.set(next, now);
+                None
             };
-            if let Err(error) = self.poll.poll(&mut events, Some(timeout))
+            if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 tracing::error!(%error, "epoll failed; a worker stops");
@@ -157,12 +207,13 @@ impl Worker {
             }
             now = Instant::now();
             self.now = now;
-            if !events.is_empty() {
+            if events.iter().any(|event| event.token() != ALARM) {
                 last_active = now;
             }
             for event in &events {
                 match event.token() {
                     WAKER => self.read_mail(),
+                    ALARM => self.alarm.at = None,
                     Token(i) if i < FIRST_CLIENT => self.accept(i),
                     Token(i) => {
                         let key = i - FIRST_CLIENT;

@@ -16,14 +16,14 @@ use super::{Canceller, Failure, Waited};
 use crate::auth::{Resume, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
-use crate::wire::{self, ErrorRecord, FiredRecord, HEADER, Header, Refusal, Tag};
+use crate::wire::{self, ErrorRecord, FiredRecord, HEADER, Header, OpRecord, Refusal, Tag};
 use crossbeam::sync::{Parker, Unparker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 thread_local! {
@@ -57,27 +57,45 @@ pub(crate) enum Reply {
     Frame(Tag, Vec<u8>),
 }
 
+/// Bytes of a frame with one operation.
+const ONE_OP: usize = HEADER + size_of::<OpRecord>();
+
 /// A frame to be sent, perhaps more than once.
 #[derive(Clone, Debug)]
-enum Bytes {
-    Small { len: u8, bytes: [u8; 48] },
-    Large(Arc<Vec<u8>>),
+pub(super) enum Frame {
+    /// One operation, as nearly every request is: no allocation.
+    One([u8; ONE_OP]),
+    /// Any other.
+    Many(Arc<Vec<u8>>),
 }
 
-impl Bytes {
-    fn new(frame: Vec<u8>) -> Bytes {
-        if frame.len() <= 48 {
-            let mut bytes = [0; 48];
-            bytes[..frame.len()].copy_from_slice(&frame);
-            return Bytes::Small { len: frame.len() as u8, bytes };
-        }
-        Bytes::Large(Arc::new(frame))
+impl Frame {
+    /// The frame of one operation, its id not filled in.
+    pub fn one(record: &OpRecord) -> Frame {
+        let mut bytes = [0; ONE_OP];
+        let header = Header::new(Tag::Ops, 0, size_of::<OpRecord>());
+        bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
+        bytes[HEADER..].copy_from_slice(bytemuck::bytes_of(record));
+        Frame::One(bytes)
+    }
+
+    /// Any frame.
+    pub fn many(frame: Vec<u8>) -> Frame {
+        Frame::Many(Arc::new(frame))
     }
 
     fn as_slice(&self) -> &[u8] {
         match self {
-            Bytes::Small { len, bytes } => &bytes[..usize::from(*len)],
-            Bytes::Large(bytes) => bytes,
+            Frame::One(bytes) => bytes,
+            Frame::Many(bytes) => bytes,
+        }
+    }
+
+    /// Fills in a request's number. Nobody has a copy yet.
+    fn stamp(&mut self, id: u64, answered: u64) {
+        match self {
+            Frame::One(bytes) => stamp(bytes, id, answered),
+            Frame::Many(bytes) => stamp(Arc::make_mut(bytes).as_mut_slice(), id, answered),
         }
     }
 }
@@ -86,7 +104,7 @@ impl Bytes {
 #[derive(Debug)]
 pub(super) struct Request {
     /// The whole frame; its id and span are filled in here.
-    pub frame: Vec<u8>,
+    pub frame: Frame,
     /// What a person calls it.
     pub name: &'static str,
     /// It may be sent to a server that has forgotten whether it did it.
@@ -108,7 +126,7 @@ enum Status {
 #[derive(Debug)]
 struct Call {
     id: u64,
-    bytes: Bytes,
+    bytes: Frame,
     name: &'static str,
     repeatable: bool,
     reads: bool,
@@ -205,11 +223,32 @@ pub(crate) struct Link {
     me: Weak<Link>,
 }
 
+/// When an operation began, as far as patience with a lost connection goes.
+/// Filled in with the first look at one: the others spare the clock.
+#[derive(Debug, Default)]
+struct Begun(Option<Instant>);
+
+impl Begun {
+    fn get(&mut self) -> Instant {
+        *self.0.get_or_insert_with(Instant::now)
+    }
+}
+
+/// What reading once has brought.
+enum Got<'l> {
+    /// There was nothing to read.
+    Nothing,
+    /// Something came and is in the state, which is locked since.
+    Some(MutexGuard<'l, State>),
+    /// The connection is lost.
+    Lost,
+}
+
 /// What a sleeper must do next.
 enum Step<T> {
     Finished(T),
     /// Read the socket.
-    Lead(Arc<TcpStream>),
+    Lead(Arc<TcpStream>, Option<Arc<dyn Bell>>),
     /// Someone else reads, or nobody can: sleep until then.
     Sleep(Option<Instant>),
 }
@@ -283,8 +322,7 @@ impl Link {
             state.next_request += 1;
             state.unanswered_bytes += request.reply_bytes;
             let mut bytes = request.frame;
-            stamp(&mut bytes, id, state.answered);
-            let bytes = Bytes::new(bytes);
+            bytes.stamp(id, state.answered);
             let socket = state.socket.clone();
             state.calls.push_back(Call {
                 id,
@@ -312,10 +350,10 @@ impl Link {
 
     /// Waits for the answer to a request.
     pub(super) fn collect(&self, id: u64) -> Result<Reply, Failure> {
-        let begun = Instant::now();
         self.pump_until(
+            &mut Begun::default(),
             None,
-            |link, state| {
+            |link, state, begun| {
                 let Some(at) = state.call_at(id) else {
                     return Some(Err(Error::Closed.into()));
                 };
@@ -339,7 +377,6 @@ impl Link {
                     state.calls[at].sleeper = sleeper;
                 }
             },
-            begun,
         )
     }
 
@@ -376,7 +413,7 @@ impl Link {
             match step {
                 Some(socket) => {
                     let soon = Instant::now() + Duration::from_millis(20);
-                    self.lead(&socket, Some(soon));
+                    drop(self.lead(&socket, None, Some(soon)));
                     self.stop_leading();
                 }
                 None => std::thread::sleep(Duration::from_micros(200)),
@@ -385,9 +422,9 @@ impl Link {
     }
 
     /// The error for a call whose connection has been down for too long.
-    fn given_up(&self, state: &State, at: usize, begun: Instant) -> Option<Error> {
+    fn given_up(&self, state: &State, at: usize, begun: &mut Begun) -> Option<Error> {
         let down = state.down.as_ref()?;
-        if down.since.max(begun).elapsed() < self.settings.reconnect_for {
+        if down.since.max(begun.get()).elapsed() < self.settings.reconnect_for {
             return None;
         }
         let call = &state.calls[at];
@@ -452,6 +489,7 @@ impl Link {
         // any other operation does.
         let at_once = timeout.is_some_and(|t| t.is_zero());
         let mut deadline = timeout.filter(|_| !at_once).and_then(|t| begun.checked_add(t));
+        let mut patience = Begun(Some(begun));
         let id = {
             let _writing = lock(&self.writing);
             let mut state = lock(&self.state);
@@ -490,8 +528,9 @@ impl Link {
         }
         loop {
             let ended = self.pump_until(
+                &mut patience,
                 deadline,
-                |link, state| {
+                |link, state, begun| {
                     let wait = state.waits.get_mut(&id)?;
                     if let Some(answer) = wait.answer.take() {
                         state.waits.remove(&id);
@@ -499,7 +538,10 @@ impl Link {
                     }
                     let why = match &state.down {
                         _ if state.closed => return Some(Some(Err(Error::Closed.into()))),
-                        Some(d) if d.since.max(begun).elapsed() >= link.settings.reconnect_for => {
+                        Some(d)
+                            if d.since.max(begun.get()).elapsed()
+                                >= link.settings.reconnect_for =>
+                        {
                             d.why.clone()
                         }
                         Some(_) if wait.cancelling && !at_once => {
@@ -522,7 +564,6 @@ impl Link {
                         wait.sleeper = sleeper;
                     }
                 },
-                begun,
             );
             if let Some(answer) = ended {
                 if cancel.is_some_and(Canceller::is_cancelled)
@@ -573,18 +614,20 @@ impl Link {
     /// something. `register` says where the thread sleeps.
     fn pump_until<T>(
         &self,
+        begun: &mut Begun,
         deadline: Option<Instant>,
-        mut ready: impl FnMut(&Link, &mut State) -> Option<T>,
+        mut ready: impl FnMut(&Link, &mut State, &mut Begun) -> Option<T>,
         register: impl Fn(&mut State, Option<Unparker>),
-        begun: Instant,
     ) -> T {
         let mut leading = false;
         let mut slept = false;
+        // What was read is looked at before anyone else can lock the state.
+        let mut locked = None;
         loop {
             let step = {
-                let mut state = lock(&self.state);
+                let mut state = locked.take().unwrap_or_else(|| lock(&self.state));
                 state.sleeping -= usize::from(std::mem::take(&mut slept));
-                match ready(self, &mut state) {
+                match ready(self, &mut state, begun) {
                     Some(result) => {
                         register(&mut state, None);
                         if leading {
@@ -598,7 +641,7 @@ impl Link {
                     None => match state.socket.clone() {
                         Some(socket) if leading || !state.led => {
                             state.led = true;
-                            Step::Lead(socket)
+                            Step::Lead(socket, state.bell.clone())
                         }
                         socket => {
                             if leading {
@@ -611,9 +654,10 @@ impl Link {
                             // While the connection is down, look again when
                             // patience ends.
                             let patience = match (&socket, &state.down) {
-                                (None, Some(d)) => {
-                                    d.since.max(begun).checked_add(self.settings.reconnect_for)
-                                }
+                                (None, Some(d)) => d
+                                    .since
+                                    .max(begun.get())
+                                    .checked_add(self.settings.reconnect_for),
                                 _ => None,
                             };
                             Step::Sleep([deadline, patience].into_iter().flatten().min())
@@ -623,9 +667,9 @@ impl Link {
             };
             match step {
                 Step::Finished(result) => return result,
-                Step::Lead(socket) => {
+                Step::Lead(socket, bell) => {
                     leading = true;
-                    self.lead(&socket, deadline);
+                    locked = self.lead(&socket, bell.as_deref(), deadline);
                 }
                 Step::Sleep(until) => PARKER.with(|p| match until {
                     Some(until) => p.park_deadline(until),
@@ -642,29 +686,39 @@ impl Link {
     }
 
     /// Reads once and hands out what came, or returns at the deadline. The
-    /// caller has the lead.
-    fn lead(&self, socket: &Arc<TcpStream>, deadline: Option<Instant>) {
-        let bell = lock(&self.state).bell.clone();
+    /// caller has the lead. The state comes back locked if something came.
+    fn lead(
+        &self,
+        socket: &Arc<TcpStream>,
+        bell: Option<&dyn Bell>,
+        deadline: Option<Instant>,
+    ) -> Option<MutexGuard<'_, State>> {
         if !self.settings.spin.is_zero() {
-            let end = Instant::now() + self.settings.spin;
-            let end = deadline.map_or(end, |d| d.min(end));
+            let mut end = None;
             loop {
                 for _ in 0..16 {
-                    if self.read(socket, RecvFlags::DONTWAIT) {
-                        return;
+                    match self.read(socket, RecvFlags::DONTWAIT) {
+                        Got::Nothing => {}
+                        Got::Some(state) => return Some(state),
+                        Got::Lost => return None,
                     }
                 }
-                if bell.as_ref().is_some_and(|bell| self.listen(&**bell)) {
-                    return;
+                if bell.is_some_and(|bell| self.listen(bell)) {
+                    return None;
                 }
-                if Instant::now() >= end {
+                let now = Instant::now();
+                let end = *end.get_or_insert_with(|| {
+                    let end = now + self.settings.spin;
+                    deadline.map_or(end, |d| d.min(end))
+                });
+                if now >= end {
                     break;
                 }
             }
         }
         // It is armed by this, so that its descriptor tells of the next.
-        if bell.as_ref().is_some_and(|bell| self.listen(&**bell)) {
-            return;
+        if bell.is_some_and(|bell| self.listen(bell)) {
+            return None;
         }
         if deadline.is_some() || bell.is_some() {
             let timeout = deadline.map(|at| {
@@ -675,26 +729,29 @@ impl Link {
                 }
             });
             let socket_fd = PollFd::new(socket, PollFlags::IN);
-            let ready = match &bell {
+            let ready = match bell {
                 None => poll(&mut [socket_fd], timeout.as_ref()),
                 Some(bell) => {
                     let mut fds = [socket_fd, PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN)];
                     let ready = poll(&mut fds, timeout.as_ref());
                     if !fds[1].revents().is_empty() {
-                        self.listen(&**bell);
+                        self.listen(bell);
                     }
                     if fds[0].revents().is_empty() {
-                        return;
+                        return None;
                     }
                     ready
                 }
             };
             if matches!(ready, Ok(0) | Err(Errno::INTR)) {
-                return;
+                return None;
             }
             // An error of the socket shows in the read.
         }
-        self.read(socket, RecvFlags::empty());
+        match self.read(socket, RecvFlags::empty()) {
+            Got::Some(state) => Some(state),
+            Got::Nothing | Got::Lost => None,
+        }
     }
 
     /// Hands out what came by the second way. `false`: nothing.
@@ -716,13 +773,28 @@ impl Link {
         !frames.is_empty()
     }
 
-    /// Reads once. `false`: there was nothing to read.
-    fn read(&self, socket: &Arc<TcpStream>, flags: RecvFlags) -> bool {
+    /// Reads all that has come by now. The caller has the lead.
+    fn read_all(&self, socket: &Arc<TcpStream>) {
+        loop {
+            // The state is locked with what came, and must not be while
+            // reading.
+            match self.read(socket, RecvFlags::DONTWAIT) {
+                Got::Some(state) => drop(state),
+                Got::Nothing | Got::Lost => return,
+            }
+            if !self.is_current(socket) {
+                return;
+            }
+        }
+    }
+
+    /// Reads once, and hands out what came.
+    fn read(&self, socket: &Arc<TcpStream>, flags: RecvFlags) -> Got<'_> {
         let mut inbox = lock(&self.inbox);
         let inbox = &mut *inbox;
-        let here = Arc::downgrade(socket);
-        if !inbox.from.as_ref().is_some_and(|from| from.ptr_eq(&here)) {
-            *inbox = Inbox { from: Some(here), ..Inbox::default() };
+        // A socket that a `Weak` points to keeps its place in memory.
+        if inbox.from.as_ref().is_none_or(|from| from.as_ptr() != Arc::as_ptr(socket)) {
+            *inbox = Inbox { from: Some(Arc::downgrade(socket)), ..Inbox::default() };
         }
         if inbox.filled == inbox.bytes.len() {
             // By what has really come: it doubles while frames are not whole.
@@ -732,14 +804,15 @@ impl Link {
         let n = match recv(socket, &mut inbox.bytes[inbox.filled..], flags) {
             Ok((_, 0)) => {
                 self.broken(socket, "the server closed the connection");
-                return true;
+                return Got::Lost;
             }
             Ok((_, n)) => n,
-            Err(Errno::INTR) => return true,
-            Err(Errno::AGAIN) => return false,
+            // Not lost, but the caller looks around before it reads again.
+            Err(Errno::INTR) => return Got::Some(lock(&self.state)),
+            Err(Errno::AGAIN) => return Got::Nothing,
             Err(e) => {
                 self.broken(socket, &plain(&e.into()));
-                return true;
+                return Got::Lost;
             }
         };
         inbox.filled += n;
@@ -758,15 +831,16 @@ impl Link {
                 Err(violation) => break Err(violation.to_string()),
             }
         };
-        drop(state);
         if used > 0 {
             inbox.bytes.copy_within(used..inbox.filled, 0);
             inbox.filled -= used;
         }
         if let Err(what) = result {
+            drop(state);
             self.broken(socket, &what);
+            return Got::Lost;
         }
-        true
+        Got::Some(state)
     }
 
     /// Hands one frame of the server's to whom it belongs.
@@ -841,7 +915,7 @@ impl Link {
             !std::mem::replace(&mut state.led, true)
         };
         if lead {
-            while self.read(socket, RecvFlags::DONTWAIT) && self.is_current(socket) {}
+            self.read_all(socket);
             self.stop_leading();
         }
         let mut fds = [PollFd::new(socket, PollFlags::OUT)];
@@ -1016,7 +1090,7 @@ impl Link {
             (lease, socket, !std::mem::replace(&mut state.led, true))
         };
         if lead {
-            while self.read(&socket, RecvFlags::DONTWAIT) && self.is_current(&socket) {}
+            self.read_all(&socket);
             self.stop_leading();
         }
         let mut frame = {

@@ -231,14 +231,14 @@ impl ClientBuilder {
                 Err(reasons) => (None, reasons),
             },
         };
-        for why in &reasons {
-            tracing::info!(why, "no rdma");
-        }
         let transport: Arc<dyn Transport> = match &rdma {
             Some(rdma) => rdma.clone(),
             None => link.clone(),
         };
-        Ok(Client { core: Arc::new(Core { link, transport, rdma, reasons }) })
+        let client = Client { core: Arc::new(Core { link, transport, rdma, reasons }) };
+        let TransportReport { name, reasons } = client.transport();
+        tracing::info!(transport = name, why = reasons.join("; "), "connected");
+        Ok(client)
     }
 
     /// What the environment says where the program says nothing.

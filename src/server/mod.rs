@@ -335,6 +335,18 @@ impl Server {
             .map_err(|e| catalog_error(name, form, e))
     }
 
+    /// The RDMA device and port that it offers, if any.
+    #[must_use]
+    pub fn rdma_device(&self) -> Option<String> {
+        self.shared.rdma.as_ref().map(|rdma| rdma.place())
+    }
+
+    /// Who changes the cells.
+    #[must_use]
+    pub fn domain(&self) -> Domain {
+        self.shared.domain
+    }
+
     /// How many sessions live, those counted whose client is away.
     #[must_use]
     pub fn sessions(&self) -> usize {

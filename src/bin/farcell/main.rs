@@ -149,8 +149,8 @@ fn run() -> Result<Answer, Failure> {
 }
 
 /// Arguments of the connection, which are global.
-const CLIENT_ARGS: [&str; 5] =
-    ["authkey_file", "addr", "connect_timeout", "wait_server", "reconnect"];
+const CLIENT_ARGS: [&str; 7] =
+    ["authkey_file", "addr", "transport", "device", "connect_timeout", "wait_server", "reconnect"];
 
 /// Refuses arguments that were given to a command which would ignore them.
 fn refuse_given(matches: &ArgMatches, names: &[&str]) -> Result<(), Failure> {

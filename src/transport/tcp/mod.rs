@@ -1,7 +1,12 @@
 //! Operations as frames on a TCP connection.
 
+mod life;
 mod link;
+mod reading;
 mod resume;
+mod state;
+mod waits;
+mod writing;
 
 pub(crate) use link::{Link, Settings};
 
@@ -14,7 +19,7 @@ use crate::wire::{
     self, HEADER, Header, OpRecord, OpenRecord, OpenedRecord, RunRecord, RunsHead, Tag, WaitHead,
     WaitRecord,
 };
-use link::{Frame, Reply, Request};
+use state::{Frame, Reply, Request};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 

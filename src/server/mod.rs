@@ -400,7 +400,9 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
         CatalogError::Full { asked, free, largest } => {
             Error::SegmentFull { name, asked, free, largest }
         }
-        CatalogError::TooMany => Error::BadSelection { what: error.to_string() },
+        CatalogError::TooMany => {
+            Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
+        }
     }
 }
 

@@ -127,6 +127,7 @@ impl Link {
             let start = bytes.len();
             bytes.extend_from_slice(call.bytes.as_slice());
             stamp(&mut bytes[start..], call.id, answered);
+            call.sent_again = call.sent;
             call.sent = true;
         }
         for (&id, wait) in &state.waits {

@@ -125,6 +125,7 @@ impl Link {
                 reads: request.reads,
                 reply_bytes: request.reply_bytes,
                 sent: socket.is_some(),
+                sent_again: false,
                 over: false,
                 status: Status::Pending,
                 sleeper: None,

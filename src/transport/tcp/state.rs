@@ -97,6 +97,8 @@ pub(super) struct Call {
     pub(super) reply_bytes: usize,
     /// It has been written to a connection, in part at least.
     pub(super) sent: bool,
+    /// It was so before the connection that there is now.
+    pub(super) sent_again: bool,
     /// The server has answered, or never will: it need not be sent again.
     pub(super) over: bool,
     pub(super) status: Status,
@@ -268,13 +270,32 @@ impl State {
         self.waits.retain(|_, wait| !wait.abandoned);
     }
 
-    /// The server stops, and has carried out nothing that it has not answered.
+    /// The server stops, and has carried out nothing that came over this
+    /// connection and that it has not answered.
     pub(super) fn going_away(&mut self, addr: &str) {
         let error = || Error::ServerGoingAway { addr: addr.to_owned() };
-        let pending: Vec<u64> = self.calls.iter().filter(|c| !c.over).map(|c| c.id).collect();
-        for id in pending {
+        let pending: Vec<(u64, Error)> = self
+            .calls
+            .iter()
+            .filter(|call| !call.over)
+            .map(|call| {
+                // It may have been carried out when it came the first time.
+                let unknown = call.sent_again && !call.reads;
+                let why = "the server was asked to stop before it could answer again";
+                let error = match unknown {
+                    true => Error::OutcomeUnknown {
+                        addr: addr.to_owned(),
+                        op: call.name,
+                        why: why.to_owned(),
+                    },
+                    false => error(),
+                };
+                (call.id, error)
+            })
+            .collect();
+        for (id, error) in pending {
             // It is in the list, so it is known.
-            let _ = self.answer(id, Err(error().into()));
+            let _ = self.answer(id, Err(error.into()));
         }
         self.settle();
         let waits: Vec<u64> =

@@ -1,0 +1,3 @@
+//! The engine without sockets.
+
+mod schedules;

@@ -58,7 +58,8 @@ impl<A: Actor> Engine<A> {
     /// Handles the whole frames at the front of `bytes`, in order, and says
     /// how many bytes those were. It stops early when the replies have grown
     /// past [`ENOUGH`]: send them, then call again with the rest. Replies and
-    /// wake-ups are in `out` also when a later frame is in violation.
+    /// wake-ups are in `out` also when a later frame is in violation. Of a
+    /// session that has ended no frame is handled.
     ///
     /// # Errors
     /// The client broke the protocol: the connection must end. What came
@@ -70,6 +71,9 @@ impl<A: Actor> Engine<A> {
         bytes: &[u8],
         out: &mut Out,
     ) -> (usize, Result<Next, Violation>) {
+        if session.ended {
+            return (0, Ok(Next::Close));
+        }
         session.last_heard = now;
         let mut gathered = Gathered::default();
         let mut used = 0;
@@ -102,7 +106,7 @@ impl<A: Actor> Engine<A> {
         }
         deliver(gathered.done, out);
         if gathered.bye {
-            self.end(session.id, out);
+            self.end(session, out);
         }
         (used, result)
     }

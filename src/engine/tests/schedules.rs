@@ -386,9 +386,9 @@ fn a_change_that_satisfies_nobody_keeps_the_bit() {
 #[test]
 fn two_waiters_and_two_adders_end_each_wait_once() {
     explore(Fault::None, "two waiters, two adders", |world| {
+        world.wait(2, 1, &[until(Comparison::Ge, 2)]);
         let adders = [1, 1].map(|d| spawn(world, move |w| w.change(0, Op::Add, d)));
         world.wait(1, 1, &[until(Comparison::Ge, 1)]);
-        world.wait(2, 1, &[until(Comparison::Ge, 2)]);
         join(adders);
         world.verify(&[1, 2], &[], 0);
     });
@@ -412,9 +412,9 @@ fn a_ring_and_a_new_wait_do_not_miss_each_other() {
     explore(Fault::None, "ring against new wait", |world| {
         world.wait(1, 1, &[until(Comparison::Ge, 1)]);
         let first = spawn(world, |w| w.change(0, Op::Add, 1));
-        let second = spawn(world, |w| w.change(0, Op::Xor, 2));
         world.wait(2, 1, &[until(Comparison::Eq, 3)]);
-        join([first, second]);
+        world.change(0, Op::Xor, 2);
+        join([first]);
         world.verify(&[1, 2], &[], 0);
     });
 }
@@ -422,9 +422,10 @@ fn a_ring_and_a_new_wait_do_not_miss_each_other() {
 #[test]
 fn any_of_two_cells_wakes_once_and_leaves_no_bit() {
     explore(Fault::None, "any of two", |world| {
-        let setters = [0, 1].map(|place| spawn(world, move |w| w.change(place, Op::Set, 0)));
-        world.wait(1, 1, &[CHANGED, SET]);
-        join(setters);
+        let setter = spawn(world, |w| w.change(0, Op::Set, 0));
+        let adder = spawn(world, |w| w.change(1, Op::Add, 1));
+        world.wait(1, 1, &[SET, until(Comparison::Eq, 1)]);
+        join([setter, adder]);
         world.verify(&[1], &[], 0);
     });
 }

@@ -1,0 +1,70 @@
+//! Cases that the engine must get right, one by one.
+
+use super::model::{Ask, Cells, TOO_MANY_WAITS};
+use super::{Frame, encode, frames};
+use crate::auth::Access;
+use crate::engine::{Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::segment::Segment;
+use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_secs(1);
+const NOW: Duration = Duration::from_secs(100);
+
+struct One {
+    engine: Engine<Segment>,
+    session: SharedSession,
+}
+
+impl One {
+    /// An engine with one session, which has opened an event array as 0.
+    fn new() -> One {
+        let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE);
+        let newcomer = Newcomer {
+            access: Access::ReadWrite,
+            resume: None,
+            next_request: 1,
+            fresh: 1,
+            route: 1,
+        };
+        let session = engine.attach(&newcomer, NOW, &mut Out::default()).session;
+        let one = One { engine, session };
+        let open = Ask::Open { number: 0, name: "a".into(), kind: 1, rows: 1, cols: 8 };
+        assert_eq!(one.ask(&[(1, open)])[0].0.tag, Tag::Opened as u8);
+        one
+    }
+
+    /// What all these are answered by, wake-ups last.
+    fn ask(&self, asks: &[(u64, Ask)]) -> Vec<Frame> {
+        let bytes: Vec<u8> = asks.iter().flat_map(|(id, ask)| encode(ask, *id, 0)).collect();
+        let mut out = Out::default();
+        let (used, next) = self.engine.handle(NOW, &mut lock(&self.session), &bytes, &mut out);
+        assert_eq!((used, next), (bytes.len(), Ok(Next::Continue)));
+        let mail = out.mail.iter().flat_map(|(_, bytes)| frames(bytes));
+        frames(&out.reply).into_iter().chain(mail).collect()
+    }
+}
+
+fn wait(comparison: u8, cells: Cells, value: i64) -> Ask {
+    Ask::Wait { need: cells.1, records: vec![(0, comparison, cells, value)] }
+}
+
+fn set() -> Ask {
+    Ask::Ops(vec![(2, 0, 0, 0, 0)])
+}
+
+fn tags(frames: &[Frame]) -> Vec<u8> {
+    frames.iter().map(|(header, _)| header.tag).collect()
+}
+
+#[test]
+fn a_session_that_has_ended_parks_no_wait() {
+    let one = One::new();
+    one.engine.expire(NOW + LEASE + LEASE, &mut Out::default());
+    let mut out = Out::default();
+    let bytes = encode(&wait(0, (0, 1, 1), 0), 1, 0);
+    let (_, next) = one.engine.handle(NOW, &mut lock(&one.session), &bytes, &mut out);
+    assert_eq!(next, Ok(Next::Close));
+    assert!(out.reply.is_empty());
+    assert_eq!(one.engine.parked(), 0);
+}

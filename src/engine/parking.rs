@@ -213,16 +213,16 @@ impl Parking {
     }
 
     /// Gives up a wait, and says how it ended: it may have been satisfied
-    /// before. No cell keeps a trace of it.
+    /// before, also by a change whose ring is still on its way. No cell keeps
+    /// a trace of it.
     pub fn cancel<A: Actor>(&mut self, actor: &A, id: WaitId) -> Ended {
-        let parked = match self.state(id) {
+        let key = match self.state(id) {
             Some(State::Ended(ended)) => return ended.clone(),
-            Some(State::Parked(key)) => Some(*key),
-            None => None,
+            Some(State::Parked(key)) => *key,
+            None => return Ended::Cancelled(Vec::new()),
         };
-        parked
-            .and_then(|key| self.end(actor, key, Ended::Cancelled))
-            .map_or(Ended::Cancelled(Vec::new()), |done| done.ended)
+        let how = if self.look(actor, key) { Ended::Satisfied } else { Ended::Cancelled };
+        self.end(actor, key, how).map_or(Ended::Cancelled(Vec::new()), |done| done.ended)
     }
 
     /// The client has the answer to this wait: forgets it.
@@ -254,7 +254,8 @@ impl Parking {
         }
     }
 
-    /// Ends every wait on cells of a removed array.
+    /// Ends every wait on cells of a removed array: as satisfied if it is so
+    /// by now.
     pub fn remove_cells<A: Actor>(
         &mut self,
         actor: &A,
@@ -268,7 +269,9 @@ impl Parking {
             .flat_map(|(_, parked)| parked.iter().map(|p| p.waiter))
             .collect();
         for key in keys {
-            done.extend(self.end(actor, key, |_| Ended::Removed));
+            let satisfied = self.look(actor, key);
+            let how = |fired| if satisfied { Ended::Satisfied(fired) } else { Ended::Removed };
+            done.extend(self.end(actor, key, how));
         }
     }
 
@@ -341,6 +344,28 @@ impl Parking {
         if self.sessions.get(&session).is_some_and(|s| s.waits.is_empty()) {
             self.sessions.remove(&session);
         }
+    }
+
+    /// Looks once more at the cells of a wait that is about to end, and says
+    /// whether it is satisfied: a change may have been made, and its ring
+    /// still be on its way.
+    fn look<A: Actor>(&mut self, actor: &A, key: usize) -> bool {
+        let Some(waiter) = self.waiters.get_mut(key) else {
+            return false;
+        };
+        let mut open = vec![true; waiter.targets.len()];
+        for fired in &waiter.fired {
+            open[fired.index as usize] = false;
+        }
+        for (index, (place, condition)) in waiter.targets.iter().enumerate() {
+            if open[index] {
+                let word = actor.load(*place);
+                if condition.holds(word) {
+                    waiter.fired.push(Fired { index: index as u32, word });
+                }
+            }
+        }
+        waiter.fired.len() >= waiter.need
     }
 
     /// Takes a wait off its cells and keeps how it ended for the client.

@@ -68,3 +68,19 @@ fn a_session_that_has_ended_parks_no_wait() {
     assert!(out.reply.is_empty());
     assert_eq!(one.engine.parked(), 0);
 }
+
+#[test]
+fn a_set_before_the_cancel_satisfies_the_wait() {
+    let one = One::new();
+    let answers = one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, set()), (1, Ask::Cancel)]);
+    assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Woken as u8]);
+    assert_eq!(one.engine.parked(), 0);
+}
+
+#[test]
+fn a_set_before_the_removal_satisfies_the_wait() {
+    let one = One::new();
+    let answers = one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, set()), (3, Ask::Remove("a".into()))]);
+    assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Words as u8, Tag::Woken as u8]);
+    assert_eq!(one.engine.parked(), 0);
+}

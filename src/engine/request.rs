@@ -328,6 +328,9 @@ impl<A: Actor> Engine<A> {
     ) -> Result<Result<(), Refused>, Violation> {
         let (record, rest) = wire::take::<OpenRecord>(Tag::Open, payload)?;
         let name = wire::name(Tag::Open, rest)?;
+        // First of all: nothing may be made under a number that cannot be, and
+        // when this is refused the number means nothing any more.
+        session.bind(record.array, None)?;
         let opened = match record.kind {
             0 => self.catalogued().get(name).map(|entry| (entry, false)),
             code => {
@@ -337,19 +340,14 @@ impl<A: Actor> Engine<A> {
             }
         };
         let (entry, created) = match opened {
-            Ok((entry, created)) => (Some(entry), created),
+            Ok(opened) => opened,
             Err(CatalogError::Missing) if record.kind != 0 => {
-                session.bind(record.array, None)?;
                 return Ok(Err((Refusal::ReadOnly, 0)));
             }
-            Err(e) => {
-                session.bind(record.array, None)?;
-                return Ok(Err((Refusal::Catalog(e), 0)));
-            }
+            Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };
-        let found = entry.as_ref().map(|e| (e.form, e.base));
-        session.bind(record.array, entry)?;
-        let Some((Form { kind, shape }, base)) = found else { unreachable!("an array was opened") };
+        let (Form { kind, shape }, base) = (entry.form, entry.base);
+        session.bind(record.array, Some(entry))?;
         let record = OpenedRecord {
             kind: kind as u8,
             created: created.into(),

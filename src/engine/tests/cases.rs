@@ -84,3 +84,15 @@ fn a_set_before_the_removal_satisfies_the_wait() {
     assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Words as u8, Tag::Woken as u8]);
     assert_eq!(one.engine.parked(), 0);
 }
+
+#[test]
+fn an_array_under_an_impossible_number_is_not_made() {
+    let one = One::new();
+    let open =
+        Ask::Open { number: MAX_ARRAYS_OPEN as u16, name: "b".into(), kind: 1, rows: 1, cols: 1 };
+    let bytes = encode(&open, 2, 0);
+    let (_, next) = one.engine.handle(NOW, &mut lock(&one.session), &bytes, &mut Out::default());
+    assert_eq!(next, Err(Violation::Field("array")));
+    let known = Ask::Open { number: 1, name: "b".into(), kind: 0, rows: 0, cols: 0 };
+    assert_eq!(tags(&one.ask(&[(3, known)])), [Tag::Refused as u8]);
+}

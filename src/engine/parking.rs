@@ -23,7 +23,8 @@ use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
 use std::collections::HashMap;
 
-/// Most cells that the waits of one session may be parked on at once.
+/// Most cells that the waits of one session may have at once: those that they
+/// are parked on, and those in answers that are not yet acknowledged.
 pub const MAX_PARKED_CELLS: usize = 1 << 18;
 
 /// Most waits of one session, those counted whose answer is not yet
@@ -67,6 +68,16 @@ pub enum Ended {
     Cancelled(Vec<Fired>),
     /// A cell of it is gone with its array.
     Removed,
+}
+
+impl Ended {
+    /// The cells that satisfied the wait.
+    fn fired(&self) -> &[Fired] {
+        match self {
+            Ended::Satisfied(fired) | Ended::Cancelled(fired) => fired,
+            Ended::Removed => &[],
+        }
+    }
 }
 
 /// A wait that has ended, for the caller to pass on if there is a way to its
@@ -184,18 +195,17 @@ impl Parking {
         let session = self.sessions.entry(id.session).or_default();
         session.route = route;
         let enough = fired.len() >= need;
-        if session.waits.len() >= MAX_WAITS
-            || !enough && session.cells + settled.len() > MAX_PARKED_CELLS
-        {
+        let cells = if enough { fired.len() } else { settled.len() };
+        if session.waits.len() >= MAX_WAITS || session.cells + cells > MAX_PARKED_CELLS {
             self.drop_if_idle(id.session);
             return Err(TooMany);
         }
+        session.cells += cells;
         if enough {
             let ended = Ended::Satisfied(fired);
             session.waits.insert(id.wait, State::Ended(ended.clone()));
             return Ok(Some(ended));
         }
-        session.cells += settled.len();
         let already: Vec<u32> = fired.iter().map(|f| f.index).collect();
         let key = self.waiters.insert(Waiter { id, need, targets: settled.into(), fired });
         session.waits.insert(id.wait, State::Parked(key));
@@ -228,8 +238,9 @@ impl Parking {
     /// The client has the answer to this wait: forgets it.
     pub fn acknowledge(&mut self, id: WaitId) {
         if let Some(session) = self.sessions.get_mut(&id.session)
-            && let Some(State::Ended(_)) = session.waits.get(&id.wait)
+            && let Some(State::Ended(ended)) = session.waits.get(&id.wait)
         {
+            session.cells -= ended.fired().len();
             session.waits.remove(&id.wait);
             self.drop_if_idle(id.session);
         }
@@ -378,7 +389,8 @@ impl Parking {
         let waiter = self.unpark(actor, key)?;
         let ended = how(waiter.fired);
         let session = self.sessions.get_mut(&waiter.id.session)?;
-        session.cells -= waiter.targets.len();
+        // Never more than it had: what has fired was a target.
+        session.cells -= waiter.targets.len() - ended.fired().len();
         let kept = State::Ended(ended.clone());
         session.waits.insert(waiter.id.wait, kept);
         Some(Done { id: waiter.id, route: session.route, ended })

@@ -96,3 +96,21 @@ fn an_array_under_an_impossible_number_is_not_made() {
     let known = Ask::Open { number: 1, name: "b".into(), kind: 0, rows: 0, cols: 0 };
     assert_eq!(tags(&one.ask(&[(3, known)])), [Tag::Refused as u8]);
 }
+
+/// As many times the same cell as a wait may name: a small frame.
+const OFTEN: Cells = (0, MAX_WAIT_CELLS as u32, 0);
+
+#[test]
+fn answers_that_nobody_acknowledges_are_limited() {
+    let one = One::new();
+    one.ask(&[(2, set())]);
+    let satisfied = wait(0, OFTEN, 0);
+    for id in 1..=4 {
+        assert_eq!(tags(&one.ask(&[(id, satisfied.clone())])), [Tag::Woken as u8]);
+    }
+    let (header, payload) = one.ask(&[(5, satisfied.clone())]).remove(0);
+    assert_eq!(header.tag, Tag::WaitRefused as u8);
+    let (record, _) = take::<ErrorRecord>(Tag::WaitRefused, &payload).unwrap();
+    assert_eq!(record.code, TOO_MANY_WAITS);
+    assert_eq!(tags(&one.ask(&[(4, Ask::WaitDone), (5, satisfied)])), [Tag::Woken as u8]);
+}

@@ -424,14 +424,19 @@ impl Parking {
     /// Takes a waiter out of every list, and the bit from cells without one.
     fn unpark<A: Actor>(&mut self, actor: &A, key: usize) -> Option<Waiter> {
         let waiter = self.waiters.try_remove(key)?;
-        for (place, _) in &waiter.targets {
-            let Some(parked) = self.cells.get_mut(place) else {
+        // Each cell once, however often the wait names it: its list can be
+        // long.
+        let mut places: Vec<u32> = waiter.targets.iter().map(|(place, _)| *place).collect();
+        places.sort_unstable();
+        places.dedup();
+        for place in places {
+            let Some(parked) = self.cells.get_mut(&place) else {
                 continue;
             };
             parked.retain(|p| p.waiter != key);
             if parked.is_empty() {
-                self.cells.remove(place);
-                self.clear_bit(actor, *place);
+                self.cells.remove(&place);
+                self.clear_bit(actor, place);
             }
         }
         Some(waiter)

@@ -114,3 +114,18 @@ fn answers_that_nobody_acknowledges_are_limited() {
     assert_eq!(record.code, TOO_MANY_WAITS);
     assert_eq!(tags(&one.ask(&[(4, Ask::WaitDone), (5, satisfied)])), [Tag::Woken as u8]);
 }
+
+#[test]
+fn waits_that_name_one_cell_often_do_not_stall_the_others() {
+    let one = One::new();
+    for id in 1..=4 {
+        assert!(one.ask(&[(id, wait(0, OFTEN, 0))]).is_empty());
+    }
+    let begun = Instant::now();
+    for id in 1..=4 {
+        assert_eq!(tags(&one.ask(&[(id, Ask::Cancel)])), [Tag::Cancelled as u8]);
+    }
+    // A second at most in a debug build; minutes when every cell that is named
+    // is a walk through all waiters.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}

@@ -98,6 +98,9 @@ impl<A: Actor> Engine<A> {
             }
         };
         if !gathered.rung.is_empty() {
+            // Once for each cell, however often it was added to.
+            gathered.rung.sort_unstable();
+            gathered.rung.dedup();
             let mut parking = lock(&self.parking);
             for place in gathered.rung {
                 parking.ring(&self.actor, place, &mut gathered.done);

@@ -129,3 +129,19 @@ fn waits_that_name_one_cell_often_do_not_stall_the_others() {
     // is a walk through all waiters.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
+
+#[test]
+fn many_adds_to_a_cell_with_many_waiters_do_not_stall_the_others() {
+    let one = One::new();
+    let open = Ask::Open { number: 1, name: "b".into(), kind: 2, rows: 1, cols: 1 };
+    one.ask(&[(2, open)]);
+    for id in 1..=4 {
+        let never = Ask::Wait { need: OFTEN.1, records: vec![(1, 5, OFTEN, -1)] };
+        assert!(one.ask(&[(id, never)]).is_empty());
+    }
+    let begun = Instant::now();
+    let adds = Ask::Ops(vec![(6, 1, 0, 1, 0); 32 * 1024]);
+    assert_eq!(tags(&one.ask(&[(3, adds)])), [Tag::Words as u8]);
+    // As above: one look at the waiters, not one for each add.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}

@@ -1,8 +1,11 @@
 //! The engine without sockets.
 
 mod cases;
+mod hostile;
+mod interleavings;
 mod model;
 mod schedules;
+mod threads;
 
 use crate::wire::{
     self, Header, OpRecord, OpenRecord, RunRecord, RunsHead, Tag, WaitHead, WaitRecord,

@@ -3,6 +3,7 @@
 use super::model::{Ask, Cells, TOO_MANY_WAITS};
 use super::{Frame, encode, frames};
 use crate::auth::Access;
+use crate::engine::parking::MAX_PARKED_CELLS;
 use crate::engine::{Engine, Newcomer, Next, Out, SharedSession, lock};
 use crate::segment::Segment;
 use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
@@ -105,14 +106,16 @@ fn answers_that_nobody_acknowledges_are_limited() {
     let one = One::new();
     one.ask(&[(2, set())]);
     let satisfied = wait(0, OFTEN, 0);
-    for id in 1..=4 {
+    let fit = (MAX_PARKED_CELLS / MAX_WAIT_CELLS) as u64;
+    for id in 1..=fit {
         assert_eq!(tags(&one.ask(&[(id, satisfied.clone())])), [Tag::Woken as u8]);
     }
-    let (header, payload) = one.ask(&[(5, satisfied.clone())]).remove(0);
+    let more = fit + 1;
+    let (header, payload) = one.ask(&[(more, satisfied.clone())]).remove(0);
     assert_eq!(header.tag, Tag::WaitRefused as u8);
     let (record, _) = take::<ErrorRecord>(Tag::WaitRefused, &payload).unwrap();
     assert_eq!(record.code, TOO_MANY_WAITS);
-    assert_eq!(tags(&one.ask(&[(4, Ask::WaitDone), (5, satisfied)])), [Tag::Woken as u8]);
+    assert_eq!(tags(&one.ask(&[(fit, Ask::WaitDone), (more, satisfied)])), [Tag::Woken as u8]);
 }
 
 #[test]

@@ -99,6 +99,32 @@ fn a_full_segment_says_what_is_free() {
 }
 
 #[test]
+fn an_old_handle_never_reaches_another_array() {
+    let server = server().start().unwrap();
+    let (a, b) = (client(&server).connect().unwrap(), client(&server).connect().unwrap());
+    let old = a.events("x", 2, 2).unwrap();
+    b.remove("x").unwrap();
+    b.events("x", 3, 3).unwrap();
+    a.events("x", 2, 2).unwrap_err();
+    let other = a.events("y", 2, 2).unwrap();
+    let error = old.at(0, 0).unwrap().set().unwrap_err();
+    assert!(matches!(error, Error::ArrayRemoved { .. }), "{error}");
+    assert_eq!(other.snapshot().unwrap(), [false; 4]);
+}
+
+#[test]
+fn thousands_of_arrays_one_after_another() {
+    let server = server().start().unwrap();
+    let client = client(&server).connect().unwrap();
+    for i in 0..6000 {
+        let name = format!("a{i}");
+        client.events(&name, 1, 1).unwrap().at(0, 0).unwrap().set().unwrap();
+        client.remove(&name).unwrap();
+    }
+    assert_eq!(client.info().unwrap().arrays, 0);
+}
+
+#[test]
 fn removing_ends_the_waits() {
     let server = server().start().unwrap();
     let client = client(&server).connect().unwrap();

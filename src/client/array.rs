@@ -21,6 +21,12 @@ pub(super) struct Array {
     pub number: u16,
 }
 
+impl Drop for Array {
+    fn drop(&mut self) {
+        self.client.core.link.drop_binding(self.number);
+    }
+}
+
 impl Array {
     pub fn rows(&self) -> usize {
         self.form.shape.rows as usize

@@ -222,7 +222,9 @@ impl ClientBuilder {
                 other => break other?,
             }
         };
-        let settings = Settings { target, reconnect_for: self.reconnect_for, spin: self.spin };
+        // A day is as good as for ever, and can be added to any time.
+        let spin = self.spin.min(Duration::from_secs(86_400));
+        let settings = Settings { target, reconnect_for: self.reconnect_for, spin };
         let link = Link::new(settings, socket, welcome);
         let first = Instant::now() + Duration::from_millis(welcome.lease_ms) / 3;
         keeper::keep(Arc::downgrade(&link), first)

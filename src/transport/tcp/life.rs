@@ -1,7 +1,7 @@
 //! A connection's end, its return, and the signs of life in between.
 
 use super::link::Link;
-use super::state::{Down, Status, stamp, take_done};
+use super::state::{Binding, Down, Status, stamp, take_done};
 use crate::auth::{Resume, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
@@ -74,17 +74,21 @@ impl Link {
 
     /// The frames that open the session's arrays.
     pub(super) fn bindings(&self) -> Vec<Arc<Vec<u8>>> {
-        lock(&self.state).bindings.iter().flatten().cloned().collect()
+        lock(&self.state).bindings.iter().flatten().map(|b| b.frame.clone()).collect()
     }
 
     /// Remembers how an array is opened under a free number, and returns that
-    /// number. An array that is opened in the same way keeps the one it has.
+    /// number, for one more user. An array that is opened in the same way
+    /// keeps the one it has.
     pub(super) fn add_binding(&self, frame: impl Fn(u16) -> Vec<u8>) -> Option<u16> {
         let mut state = lock(&self.state);
         let mut free = state.bindings.len();
-        for (number, binding) in state.bindings.iter().enumerate() {
+        for (number, binding) in state.bindings.iter_mut().enumerate() {
             match binding {
-                Some(bytes) if **bytes == frame(number as u16) => return Some(number as u16),
+                Some(known) if *known.frame == frame(number as u16) => {
+                    known.users += 1;
+                    return Some(number as u16);
+                }
                 Some(_) => {}
                 None => free = free.min(number),
             }
@@ -96,14 +100,21 @@ impl Link {
         if free == state.bindings.len() {
             state.bindings.push(None);
         }
-        state.bindings[free] = Some(Arc::new(frame(number)));
+        state.bindings[free] = Some(Binding { frame: Arc::new(frame(number)), users: 1 });
         Some(number)
     }
 
-    /// The array could not be opened: its number is free again.
-    pub(super) fn drop_binding(&self, number: u16) {
-        if let Some(binding) = lock(&self.state).bindings.get_mut(usize::from(number)) {
-            *binding = None;
+    /// One user of an array's number has gone. With the last one the number is
+    /// free, and the array is not opened again after a reconnect.
+    pub(crate) fn drop_binding(&self, number: u16) {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.bindings.get_mut(usize::from(number))
+            && let Some(binding) = slot
+        {
+            binding.users -= 1;
+            if binding.users == 0 {
+                *slot = None;
+            }
         }
     }
 
@@ -119,6 +130,7 @@ impl Link {
             state.forget_unrepeatable(&self.settings.target.addr);
             // The server knows nothing of them.
             state.done_waits.clear();
+            state.told.clear();
         }
         let socket = Arc::new(socket);
         let mut bytes = Vec::new();
@@ -141,6 +153,10 @@ impl Link {
                 wire::push(&mut bytes, Tag::Cancel, id, &[]);
             }
         }
+        // What it was told over the old connection, it may not have heard.
+        let told = std::mem::take(&mut state.told);
+        state.told_before = 0;
+        state.done_waits.extend(told);
         let done = take_done(&mut state);
         state.welcome = welcome;
         state.socket = Some(socket.clone());
@@ -193,6 +209,9 @@ impl Link {
             };
             let mut frame = take_done(&mut state);
             wire::push(&mut frame, Tag::Heartbeat, 0, &[]);
+            if state.told_before == 0 {
+                state.told_before = state.told.len();
+            }
             drop(state);
             match send(&socket, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(n) => frame.drain(..n).for_each(drop),

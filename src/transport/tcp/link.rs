@@ -67,6 +67,8 @@ impl Link {
                 next_wait: 1,
                 waits: BTreeMap::new(),
                 done_waits: Vec::new(),
+                told: Vec::new(),
+                told_before: 0,
                 led: false,
                 sleeping: 0,
                 bell: None,

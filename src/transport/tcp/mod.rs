@@ -182,7 +182,8 @@ impl Link {
         }
     }
 
-    /// Opens an array under the session's next number. `kind` 0 opens whatever
+    /// Opens an array under a number of the session's, to be given back with
+    /// [`drop_binding`](Self::drop_binding). `kind` 0 opens whatever
     /// has the name.
     pub(crate) fn open(
         &self,
@@ -213,8 +214,7 @@ impl Link {
             Ok(_) => Err(self.senseless("a reply of another kind to an open")),
             Err(failure) => Err(failure),
         };
-        // The number of an array whose form was not known is asked for once.
-        if opened.is_err() || kind == 0 {
+        if opened.is_err() {
             self.drop_binding(number);
         }
         opened

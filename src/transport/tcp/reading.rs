@@ -330,7 +330,10 @@ impl Link {
                 state.wait_over(header.id, Ok(Answer::Told(tag, payload.to_vec())));
                 Ok(())
             }
-            Tag::Heartbeat => Ok(()),
+            Tag::Heartbeat => {
+                state.heartbeat();
+                Ok(())
+            }
             Tag::GoingAway => {
                 tracing::warn!(addr = self.settings.target.addr, "server going away");
                 state.going_away(&self.settings.target.addr);

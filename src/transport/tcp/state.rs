@@ -128,6 +128,15 @@ pub(super) struct Wait {
     pub(super) sleeper: Option<Unparker>,
 }
 
+/// An array that the session has open.
+#[derive(Debug)]
+pub(super) struct Binding {
+    /// What opens it.
+    pub(super) frame: Arc<Vec<u8>>,
+    /// Handles that use its number.
+    pub(super) users: usize,
+}
+
 /// Why there is no connection, and since when.
 #[derive(Clone, Debug)]
 pub(super) struct Down {
@@ -154,6 +163,11 @@ pub(super) struct State {
     pub(super) waits: BTreeMap<u64, Wait>,
     /// Answers of waits that have arrived, to be told to the server.
     pub(super) done_waits: Vec<u64>,
+    /// Those that it was told over this connection, as long as it is not
+    /// certain that it has heard it.
+    pub(super) told: Vec<u64>,
+    /// How many of these were told before the last heartbeat.
+    pub(super) told_before: usize,
     /// Someone reads the socket.
     pub(super) led: bool,
     /// Threads that sleep until they are woken.
@@ -162,9 +176,8 @@ pub(super) struct State {
     /// Something came since the keeper looked.
     pub(super) heard: bool,
     pub(super) last_heard: Instant,
-    /// Frames that open the session's arrays, by their number. `None`: the
-    /// number is free.
-    pub(super) bindings: Vec<Option<Arc<Vec<u8>>>>,
+    /// The session's arrays, by their number. `None`: the number is free.
+    pub(super) bindings: Vec<Option<Binding>>,
 }
 
 impl State {
@@ -298,12 +311,20 @@ impl State {
             let _ = self.answer(id, Err(error.into()));
         }
         self.settle();
+        self.told.clear();
         let waits: Vec<u64> =
             self.waits.iter().filter(|(_, w)| w.answer.is_none()).map(|(&id, _)| id).collect();
         for id in waits {
             self.wait_over(id, Err(error().into()));
         }
         self.done_waits.clear();
+    }
+
+    /// A heartbeat was answered: the server has heard all that it was told
+    /// before it.
+    pub(super) fn heartbeat(&mut self) {
+        let heard = std::mem::take(&mut self.told_before).min(self.told.len());
+        self.told.drain(..heard);
     }
 
     /// Wakes one thread to take the lead, if nobody has it.
@@ -339,8 +360,9 @@ pub(super) fn stamp(frame: &mut [u8], id: u64, answered: u64) {
 /// The frames that tell the server which answers of waits have arrived.
 pub(super) fn take_done(state: &mut State) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for id in state.done_waits.drain(..) {
+    for &id in &state.done_waits {
         wire::push(&mut bytes, Tag::WaitDone, id, &[]);
     }
+    state.told.append(&mut state.done_waits);
     bytes
 }

@@ -8,7 +8,7 @@
 
 #![allow(dead_code)] // Each bench uses a part of it.
 
-use farcell::{Client, ClientBuilder, Key, Server};
+use farcell::{Client, ClientBuilder, Key, Server, TransportChoice};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -245,9 +245,9 @@ fn serve(cores: &str, spin: &str) -> Result<()> {
     until_dismissed()
 }
 
-/// Settings for a client of such a server.
+/// Settings for a client of such a server, over TCP.
 pub fn farcell_client(addr: &str) -> Result<ClientBuilder> {
-    Ok(Client::builder().addr(addr).key(key()?))
+    Ok(Client::builder().addr(addr).key(key()?).transport(TransportChoice::Tcp))
 }
 
 // ---- the bare limits --------------------------------------------------------

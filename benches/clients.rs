@@ -5,7 +5,8 @@
 //! `smaps_rollup`) before and after 10,000 clients have come, which live in
 //! another process; what the kernel keeps for a socket is not in it.
 //! Connecting is measured against bare TCP connects to a process that accepts,
-//! in blocks that alternate, one after another and from eight threads.
+//! in blocks that alternate, one after another and from eight threads. `tcp`
+//! asks for TCP; `auto`, the default, may first find out that there is no RDMA.
 
 mod common;
 
@@ -13,7 +14,7 @@ use common::{
     Aim, Options, Part, Peer, Report, Result, Row, acceptor, cores, farcell_client, farcell_server,
     list, part, pin, play, quantile, ready,
 };
-use farcell::Client;
+use farcell::{Client, TransportChoice};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::BufRead;
 use std::net::TcpStream;
@@ -185,12 +186,17 @@ fn connecting(
     let bare_addr: std::net::SocketAddr = bare.addr.parse()?;
     let connect_bare = || Ok(TcpStream::connect(bare_addr)?);
     let connect = || -> Result<Client> { Ok(builder.clone().connect()?) };
-    let mut times = [Vec::new(), Vec::new()];
+    let auto = builder.clone().transport(TransportChoice::Auto);
+    let connect_auto = || -> Result<Client> { Ok(auto.clone().connect()?) };
+    let mut times: [Vec<f64>; 3] = Default::default();
     for i in 0..=blocks {
-        for which in [i % 2, 1 - i % 2] {
+        for step in 0..times.len() {
+            // There and back again, so that none is always the first.
+            let which = if i % 2 == 0 { step } else { times.len() - 1 - step };
             let time = match which {
                 0 => block(threads, each, &connect_bare)?,
-                _ => block(threads, each, &connect)?,
+                1 => block(threads, each, &connect)?,
+                _ => block(threads, each, &connect_auto)?,
             };
             // Goodbyes are not to disturb the next block.
             std::thread::sleep(Duration::from_millis(10));
@@ -200,21 +206,20 @@ fn connecting(
             }
         }
     }
-    let [mut limit, mut ours] = times;
-    let values = ours.iter().zip(&limit).map(|(o, l)| o / l).collect();
-    report.add(Row {
-        what: format!(
-            "{} connects, {threads} thread{}",
-            each * threads * blocks,
-            if threads == 1 { "" } else { "s" }
-        ),
-        against: "TCP connects".to_owned(),
-        place: place.to_owned(),
-        unit: "us",
-        limit: Some(quantile(&mut limit, 0.5)),
-        ours: quantile(&mut ours, 0.5),
-        values,
-        aim: Aim::AtMost(5.0),
-    });
+    let [limit, tcp, auto] = times;
+    let s = if threads == 1 { "" } else { "s" };
+    for (how, mut ours) in [("tcp", tcp), ("auto", auto)] {
+        let values = ours.iter().zip(&limit).map(|(o, l)| o / l).collect();
+        report.add(Row {
+            what: format!("{} connects ({how}), {threads} thread{s}", each * threads * blocks),
+            against: "TCP connects".to_owned(),
+            place: place.to_owned(),
+            unit: "us",
+            limit: Some(quantile(&mut limit.clone(), 0.5)),
+            ours: quantile(&mut ours, 0.5),
+            values,
+            aim: Aim::AtMost(5.0),
+        });
+    }
     Ok(())
 }

@@ -8,11 +8,14 @@
 //! A batch travels as one frame, 16 bytes and 24 an operation, and comes back
 //! as 16 bytes and 8 a word. A second limit has a header for each operation, as
 //! 128 pipelined single operations would.
+//!
+//! Beside the rates stands the CPU time of a batch, client and server together:
+//! it does not depend on who else uses the machine.
 
 mod common;
 
 use common::{
-    Aim, Bare, Options, Part, Report, Result, Row, cores, echo_server, farcell_client,
+    Aim, Bare, Options, Part, Report, Result, Row, cores, cpu_ns, echo_server, farcell_client,
     farcell_server, list, part, pin, play, quantile,
 };
 use farcell::Batch;
@@ -127,8 +130,10 @@ fn measure(
     for cell in 0..connections {
         sides.push(Side::new(&addrs, cell)?);
     }
-    // By kind, in millions of operations a second.
+    // By kind, in millions of operations a second and microseconds a batch.
     let mut rates: [Vec<f64>; KINDS.len()] = Default::default();
+    let mut costs: [Vec<f64>; KINDS.len()] = Default::default();
+    let servers = [&frame, &singles, &server, &server];
     let failed: Mutex<Option<Error>> = Mutex::new(None);
     let work = |mut side: Side| {
         loop {
@@ -157,16 +162,24 @@ fn measure(
                 kind.store(which, Ordering::Relaxed);
                 over.store(false, Ordering::Relaxed);
                 count.store(0, Ordering::Relaxed);
+                let cpu = || Ok::<u64, Error>(cpu_ns("self")? + servers[which].cpu_ns()?);
+                let before = cpu();
                 begin.wait();
                 let begun = Instant::now();
                 std::thread::sleep(length);
                 over.store(true, Ordering::Relaxed);
                 end.wait();
                 let seconds = begun.elapsed().as_secs_f64();
+                let after = cpu();
                 // The first round warms up.
                 if round > 0 {
-                    let ops = count.load(Ordering::Relaxed) as f64 * DEPTH as f64;
-                    rates[which].push(ops / seconds / 1e6);
+                    let batches = count.load(Ordering::Relaxed) as f64;
+                    rates[which].push(batches * DEPTH as f64 / seconds / 1e6);
+                    if let (Ok(before), Ok(after)) = (before, after)
+                        && batches > 0.0
+                    {
+                        costs[which].push((after - before) as f64 / 1000.0 / batches);
+                    }
                 }
             }
         }
@@ -188,6 +201,18 @@ fn measure(
             ours: quantile(&mut rates[ours].clone(), 0.5),
             values,
             aim: if limit == 0 { Aim::AtLeast(0.8) } else { Aim::None },
+        });
+    }
+    for ours in [2, 3] {
+        report.add(Row {
+            what: format!("CPU of {} x {connections}", KINDS[ours]),
+            against: format!("epoll echo {} B / {} B", FRAME.0, FRAME.1),
+            place: place.to_owned(),
+            unit: "us",
+            limit: Some(quantile(&mut costs[0].clone(), 0.5)),
+            ours: quantile(&mut costs[ours].clone(), 0.5),
+            values: costs[ours].iter().zip(&costs[0]).map(|(o, l)| o / l).collect(),
+            aim: Aim::None,
         });
     }
     Ok(())

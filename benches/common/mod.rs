@@ -8,7 +8,7 @@
 
 #![allow(dead_code)] // Each bench uses a part of it.
 
-use farcell::{Client, ClientBuilder, Key, Server};
+use farcell::{Client, ClientBuilder, Key, Server, TransportChoice};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -107,6 +107,16 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// CPU time of all threads of a process, in nanoseconds; "self" is this one.
+pub fn cpu_ns(process: &str) -> Result<u64> {
+    let mut sum = 0;
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        sum += text.split_whitespace().next().ok_or("an empty schedstat")?.parse::<u64>()?;
+    }
+    Ok(sum)
+}
+
 // ---- peers ------------------------------------------------------------------
 
 /// Another process of the bench.
@@ -138,6 +148,11 @@ impl Peer {
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// CPU time of all its threads, in nanoseconds.
+    pub fn cpu_ns(&self) -> Result<u64> {
+        cpu_ns(&self.child.id().to_string())
     }
 
     /// Says a line to it.
@@ -230,9 +245,9 @@ fn serve(cores: &str, spin: &str) -> Result<()> {
     until_dismissed()
 }
 
-/// Settings for a client of such a server.
+/// Settings for a client of such a server, over TCP.
 pub fn farcell_client(addr: &str) -> Result<ClientBuilder> {
-    Ok(Client::builder().addr(addr).key(key()?))
+    Ok(Client::builder().addr(addr).key(key()?).transport(TransportChoice::Tcp))
 }
 
 // ---- the bare limits --------------------------------------------------------

@@ -254,18 +254,30 @@ impl<A: Actor> Engine<A> {
                 return Ok(Err((refusal, index as u32)));
             }
         }
-        wire::push(&mut out.reply, Tag::Words, id, &[]);
-        let head = out.reply.len() - wire::HEADER;
-        for record in records {
+        let len = records.len() * 8;
+        let header = Header::new(Tag::Words, id, len);
+        out.reply.extend_from_slice(bytemuck::bytes_of(&header));
+        let start = out.reply.len();
+        out.reply.resize(start + len, 0);
+        let words = out.reply[start..].chunks_exact_mut(8);
+        // Most frames stay in one array.
+        let mut last = None;
+        for (record, word) in records.zip(words) {
             let op = wire::op(record.op)?;
-            let Some(entry) = session.binding(record.array) else {
-                unreachable!("checked above, and the catalog is locked since")
+            let base = match last {
+                Some((array, base)) if array == record.array => base,
+                _ => {
+                    let Some(entry) = session.binding(record.array) else {
+                        unreachable!("checked above, and the catalog is locked since")
+                    };
+                    last = Some((record.array, entry.base));
+                    entry.base
+                }
             };
-            let place = entry.base + record.offset;
-            let word = self.one(op, place, record.a, record.b, gathered);
-            out.reply.extend_from_slice(&word.to_le_bytes());
+            let place = base + record.offset;
+            let before = self.one(op, place, record.a, record.b, gathered);
+            word.copy_from_slice(&before.to_le_bytes());
         }
-        finish_words(&mut out.reply, head);
         Ok(Ok(()))
     }
 
@@ -313,13 +325,18 @@ impl<A: Actor> Engine<A> {
     #[inline]
     fn one(&self, op: Op, place: u32, a: u64, b: u64, gathered: &mut Gathered) -> u64 {
         if op == Op::Waiters {
-            return lock(&self.parking).waiters_on(place) as u64;
+            return self.waiters(place);
         }
         let (word, ring) = execute(&self.actor, place, op, a, b);
         if ring {
             gathered.rung.push(place);
         }
         word
+    }
+
+    #[cold]
+    fn waiters(&self, place: u32) -> u64 {
+        lock(&self.parking).waiters_on(place) as u64
     }
 
     fn open_for(

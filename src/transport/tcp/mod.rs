@@ -118,15 +118,15 @@ fn ops_request(ops: &[CellOp]) -> Request {
         };
     }
     let size = size_of::<OpRecord>();
-    let mut frame = Vec::with_capacity(HEADER + ops.len() * size);
-    let header = Header::new(Tag::Ops, 0, ops.len() * size);
-    frame.extend_from_slice(bytemuck::bytes_of(&header));
+    let mut frame = vec![0; HEADER + ops.len() * size];
+    let (head, records) = frame.split_at_mut(HEADER);
+    head.copy_from_slice(bytemuck::bytes_of(&Header::new(Tag::Ops, 0, ops.len() * size)));
     let mut repeatable = true;
     let mut reads = true;
-    for &op in ops {
+    for (&op, record) in ops.iter().zip(records.chunks_exact_mut(size)) {
         repeatable &= op.op.is_repeatable();
         reads &= op.op.is_read();
-        frame.extend_from_slice(bytemuck::bytes_of(&OpRecord::from(op)));
+        record.copy_from_slice(bytemuck::bytes_of(&OpRecord::from(op)));
     }
     let name = "a batch";
     let reply_bytes = HEADER + ops.len() * 8;

@@ -173,6 +173,8 @@ pub struct Catalog {
     arrays: BTreeMap<String, Arc<Entry>>,
     /// Free pieces, by their first cell: no two touch.
     free: BTreeMap<u32, u32>,
+    /// Removed arrays whose cells some client may still reach by itself.
+    held: Vec<Arc<Entry>>,
     capacity: u32,
 }
 
@@ -183,6 +185,7 @@ impl Catalog {
         let whole = capacity - capacity % CELLS_PER_LINE;
         Catalog {
             arrays: BTreeMap::new(),
+            held: Vec::new(),
             free: (whole > 0).then_some((0, whole)).into_iter().collect(),
             capacity,
         }
@@ -236,6 +239,7 @@ impl Catalog {
             }
             return Ok((entry.clone(), false));
         }
+        self.release_held();
         if self.arrays.len() >= MAX_ARRAYS {
             return Err(CatalogError::TooMany);
         }
@@ -252,17 +256,33 @@ impl Catalog {
     }
 
     /// Removes an array and gives its cells back. Whoever still holds the
-    /// entry sees that it is no longer alive.
+    /// entry sees that it is no longer alive. With `hold` the cells come back
+    /// only when nobody holds the entry any more: those who do may change them
+    /// without asking.
     ///
     /// # Errors
     /// The name is none, or no array has it.
-    pub fn remove(&mut self, name: &str) -> Result<Arc<Entry>, CatalogError> {
+    pub fn remove(&mut self, name: &str, hold: bool) -> Result<Arc<Entry>, CatalogError> {
         check_name(name)?;
         let entry = self.arrays.remove(name).ok_or(CatalogError::Missing)?;
         // Relaxed: see `Entry::is_alive`.
         entry.alive.store(false, Ordering::Relaxed);
-        self.release(entry.base, entry.extent);
+        if hold {
+            self.held.push(entry.clone());
+        } else {
+            self.release(entry.base, entry.extent);
+        }
         Ok(entry)
+    }
+
+    /// Gives back the cells of removed arrays that nobody holds any more.
+    pub fn release_held(&mut self) {
+        let (free, held) =
+            std::mem::take(&mut self.held).into_iter().partition(|e| Arc::strong_count(e) == 1);
+        self.held = held;
+        for entry in <Vec<Arc<Entry>>>::into_iter(free) {
+            self.release(entry.base, entry.extent);
+        }
     }
 
     /// Up to `most` arrays whose names come after `after`, in order of name.
@@ -352,13 +372,27 @@ mod tests {
         ));
     }
 
+    #[test]
+    fn held_cells_come_back_when_nobody_holds_them() {
+        let mut c = Catalog::new(64);
+        let (holder, _) = c.open_or_create("a", form(1, 64)).unwrap();
+        drop(c.remove("a", true).unwrap());
+        assert!(!holder.is_alive());
+        assert!(matches!(
+            c.open_or_create("b", form(1, 8)),
+            Err(CatalogError::Full { free: 0, .. })
+        ));
+        drop(holder);
+        c.open_or_create("b", form(1, 64)).unwrap();
+    }
+
     proptest! {
         #[test]
         fn cells_belong_to_one_array(ops in prop::collection::vec((0u8..12, 1u32..6, 1u32..20, any::<bool>()), 1..200)) {
             let mut c = Catalog::new(600);
             for (n, rows, cols, open) in ops {
                 let name = format!("a{n}");
-                if open { let _ = c.open_or_create(&name, form(rows, cols)); } else { let _ = c.remove(&name); }
+                if open { let _ = c.open_or_create(&name, form(rows, cols)); } else { let _ = c.remove(&name, false); }
                 let mut owned = vec![0u8; 600];
                 for e in c.list("", usize::MAX) {
                     for cell in &mut owned[e.base as usize..(e.base + e.extent) as usize] { *cell += 1; }
@@ -369,7 +403,7 @@ mod tests {
                 prop_assert!(owned.iter().all(|&n| n == 1));
             }
             let names: Vec<String> = c.list("", usize::MAX).map(|e| e.name.clone()).collect();
-            for name in names { c.remove(&name).unwrap(); }
+            for name in names { c.remove(&name, false).unwrap(); }
             prop_assert_eq!(c.free_cells(), (600, 600));
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::auth::{Key, KeyError, MAX_KEY};
 use crate::error::{Error, Result};
-use std::fs::{File, OpenOptions};
+use rustix::fs::OFlags;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -46,7 +47,10 @@ pub fn path_from_env() -> Result<PathBuf> {
 pub fn load(path: &Path) -> Result<Key> {
     let bad = |what: String| Error::KeyFile { path: path.to_owned(), what };
     let shown = path.display();
-    let file = File::open(path).map_err(|e| match e.kind() {
+    // Non-blocking: a FIFO must not keep us waiting before it is refused.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = opened.map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => bad(format!(
             "does not exist; copy the server's key file there, or make one: (umask 077; head -c 32 /dev/urandom > {shown})"
         )),
@@ -158,6 +162,10 @@ mod tests {
         assert!(why(&large).contains("more than 4096 bytes"));
         assert!(why(&dir.path().join("none")).contains("does not exist"));
         assert!(why(dir.path()).contains("no regular file"));
+        let fifo = dir.path().join("fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+        assert!(made.success());
+        assert!(why(&fifo).contains("no regular file"));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub struct Attached {
 pub struct Engine<A> {
     actor: A,
     lease: Duration,
+    /// Clients may reach the cells of arrays that they have open by themselves.
+    one_sided: bool,
     catalog: RwLock<Catalog>,
     parking: Mutex<Parking>,
     /// Waits that are parked, so that nobody needs the lock to see that there
@@ -98,11 +100,21 @@ impl<A: Actor> Engine<A> {
         Engine {
             actor,
             lease,
+            one_sided: false,
             catalog: RwLock::new(Catalog::new(capacity)),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
             sessions: Mutex::default(),
         }
+    }
+
+    /// Clients may reach the cells of arrays that they have open by themselves:
+    /// those of a removed array are given to no other one before all sessions
+    /// that had it open have ended, or opened something else in its place.
+    #[must_use]
+    pub fn one_sided(mut self, yes: bool) -> Engine<A> {
+        self.one_sided = yes;
+        self
     }
 
     /// Opens an array or makes it, as the server's own act.

@@ -411,7 +411,7 @@ impl<A: Actor> Engine<A> {
             return Ok(Err((Refusal::ReadOnly, 0)));
         }
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = match catalog.remove(name) {
+        let entry = match catalog.remove(name, self.one_sided) {
             Ok(entry) => entry,
             Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };

@@ -205,7 +205,7 @@ impl ServerBuilder {
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
         let shared = Arc::new(Shared {
-            engine: Engine::new(actor, self.capacity, self.lease),
+            engine: Engine::new(actor, self.capacity, self.lease).one_sided(rdma.is_some()),
             rdma,
             no_rdma,
             domain,

@@ -12,11 +12,12 @@ use crate::verbs::{
     SharedReceiveQueue, UnconnectedQueuePair, Work,
 };
 use crate::wire::{LaneRecord, Tag};
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Doorbells of one session that may wait for the server's CPU.
@@ -50,6 +51,20 @@ impl Peer {
     }
 }
 
+/// Waits until nobody uses the peer any more, which is never for long, and
+/// destroys its queue pairs.
+fn destroy(peer: Arc<Peer>) {
+    let mut peer = Some(peer);
+    for _ in 0..10_000 {
+        match peer.take().map(Arc::try_unwrap) {
+            Some(Err(shared)) => peer = Some(shared),
+            _ => return,
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    tracing::error!("a client's queue pairs are still in use after a second");
+}
+
 /// The server's RDMA endpoint.
 #[derive(Debug)]
 pub(super) struct Rdma {
@@ -63,6 +78,9 @@ pub(super) struct Rdma {
     /// The adapter has failed, and with it every client's connection: from
     /// here on the CPU is the only one that changes cells.
     failed: AtomicBool,
+    /// Sessions whose connection went with the adapter and who may be short of
+    /// a notification.
+    orphans: Mutex<Vec<u64>>,
 }
 
 impl Rdma {
@@ -87,6 +105,7 @@ impl Rdma {
             peers: Mutex::default(),
             connecting: Mutex::default(),
             failed: AtomicBool::new(false),
+            orphans: Mutex::default(),
         })
     }
 
@@ -133,21 +152,29 @@ impl Rdma {
         Ok(answer)
     }
 
-    /// The adapter has failed: takes every connection away, and lets the CPU
-    /// change the cells from then on.
-    fn fail(&self, error: &Error) {
-        let mut peers = lock(&self.peers);
-        if self.failed.load(Ordering::Acquire) {
-            return;
-        }
+    /// The adapter has failed: takes every client's connection away, and lets
+    /// the CPU change the cells from then on. `lanes` are all of the server's
+    /// own, which nobody is at work on.
+    fn fail(&self, error: &Error, lanes: &mut [MutexGuard<'_, LoopLane>]) {
         tracing::error!(%error, "the adapter failed; all clients go on over TCP");
-        for peer in peers.values() {
-            peer.shut();
+        // A queue pair that is destroyed has come to rest, what an earlier
+        // request has left in the adapter included. One that is only shut may
+        // be in the middle of an atomic.
+        for lane in lanes {
+            lane.queue = None;
         }
-        // Whoever still uses one drops it; shut, it does nothing more.
-        peers.clear();
+        for (session, peer) in std::mem::take(&mut *lock(&self.peers)) {
+            peer.shut();
+            lock(&self.orphans).push(session);
+            destroy(peer);
+        }
         // Release: no connection is left when this is seen.
         self.failed.store(true, Ordering::Release);
+    }
+
+    /// Sessions that have lost their connection since the last call.
+    pub fn take_orphans(&self) -> Vec<u64> {
+        std::mem::take(&mut *lock(&self.orphans))
     }
 
     fn try_connect(
@@ -211,6 +238,14 @@ impl Rdma {
     pub fn close(&self, session: u64) {
         let peer = lock(&self.peers).remove(&session);
         if let Some(peer) = peer {
+            peer.shut();
+            destroy(peer);
+        }
+    }
+
+    /// Breaks every session's connections, and tells nobody.
+    pub fn break_queue_pairs(&self) {
+        for peer in lock(&self.peers).values() {
             peer.shut();
         }
     }
@@ -297,6 +332,26 @@ impl Rdma {
 
 // ---- the server's own changes -----------------------------------------------
 
+thread_local! {
+    static UNCLEAR: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether a change that this thread has asked for since the last call may have
+/// happened or not. What it returned says nothing then.
+pub(super) fn take_unclear() -> bool {
+    UNCLEAR.take()
+}
+
+/// What became of a change.
+enum Change {
+    /// Done; the word before it.
+    Done(u64),
+    /// Not done: the adapter has failed, and the CPU is to do it.
+    Undone,
+    /// The adapter failed in the middle of it.
+    Unclear,
+}
+
 /// Who carries out the server's own changes of cells.
 #[derive(Debug)]
 pub(super) struct ServerActor {
@@ -332,9 +387,15 @@ impl Actor for ServerActor {
             return self.segment.compare_exchange(place, current, new);
         };
         match loopback.run(place, |old, at| Request::compare_swap(old, at, current, new)) {
-            Some(old) if old == current => Ok(old),
-            Some(old) => Err(old),
-            None => self.segment.compare_exchange(place, current, new),
+            Change::Done(old) if old == current => Ok(old),
+            Change::Done(old) => Err(old),
+            Change::Undone => self.segment.compare_exchange(place, current, new),
+            Change::Unclear => {
+                UNCLEAR.set(true);
+                // So that nobody tries again. A waiting bit that is not there
+                // for it is found by the sweep.
+                Ok(current)
+            }
         }
     }
 
@@ -343,8 +404,12 @@ impl Actor for ServerActor {
             return self.segment.fetch_add(place, delta);
         };
         match loopback.run(place, |old, at| Request::fetch_add(old, at, delta)) {
-            Some(old) => old,
-            None => self.segment.fetch_add(place, delta),
+            Change::Done(old) => old,
+            Change::Undone => self.segment.fetch_add(place, delta),
+            Change::Unclear => {
+                UNCLEAR.set(true);
+                self.segment.load(place)
+            }
         }
     }
 }
@@ -360,7 +425,8 @@ struct Loopback {
 
 #[derive(Debug)]
 struct LoopLane {
-    queue: QueuePair,
+    /// `None`: the adapter has failed.
+    queue: Option<QueuePair>,
     completions: Arc<CompletionQueue>,
     scratch: Arc<Region>,
     _region: Arc<Region>,
@@ -405,7 +471,7 @@ impl Loopback {
             let queue = queue.connect(&connect)?;
             remote = Remote { address: region.remote_address(), key: region.remote_key() };
             made.push(Mutex::new(LoopLane {
-                queue,
+                queue: Some(queue),
                 completions,
                 scratch,
                 _region: region.clone(),
@@ -414,17 +480,16 @@ impl Loopback {
         Ok(Loopback { lanes: made, next: AtomicUsize::new(0), remote, rdma: rdma.clone() })
     }
 
-    /// Carries out an atomic on a cell and waits for it. `None`: the adapter
-    /// has failed and did not do it.
+    /// Carries out an atomic on a cell and waits for it.
     fn run(
         &self,
         place: u32,
         request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
-    ) -> Option<u64> {
+    ) -> Change {
         // Acquire: pairs with the release in `fail`, behind which no client
         // can reach the cells.
         if self.rdma.failed.load(Ordering::Acquire) {
-            return None;
+            return Change::Undone;
         }
         // Relaxed: any lane will do.
         let start = self.next.fetch_add(1, Ordering::Relaxed);
@@ -436,28 +501,50 @@ impl Loopback {
             address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
             key: self.remote.key,
         };
-        match lane.run(at, request) {
-            Ok(old) => Some(old),
-            Err(error) => {
-                self.rdma.fail(&error);
-                None
-            }
+        let Some(queue) = &lane.queue else {
+            // It failed while we waited for the lane, and whoever took the
+            // queue pair away has set `failed` before letting go of the lane.
+            return Change::Undone;
+        };
+        let (change, error) = match lane.run(queue, at, request) {
+            Ok(old) => return Change::Done(old),
+            Err((change, error)) => (change, error),
+        };
+        drop(lane);
+        // All lanes, in their order, so that two who fail do not wait for each
+        // other; and nobody is at work on any while the CPU takes over.
+        let mut lanes: Vec<_> = self.lanes.iter().map(lock).collect();
+        // Relaxed: changed under these locks only.
+        if !self.rdma.failed.load(Ordering::Relaxed) {
+            self.rdma.fail(&error, &mut lanes);
         }
+        change
     }
 }
 
 impl LoopLane {
     fn run(
         &self,
+        queue: &QueuePair,
         at: Remote,
         request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
-    ) -> Result<u64, Error> {
-        let id = self.queue.post(request(self.scratch.slice(0..8)?, at))?;
+    ) -> Result<u64, (Change, Error)> {
+        let local = self.scratch.slice(0..8).map_err(|e| (Change::Undone, e))?;
+        let id = queue.post(request(local, at)).map_err(|error| match error {
+            Error::Unclear { .. } => (Change::Unclear, error),
+            _ => (Change::Undone, error),
+        })?;
         let mut batch = [Completion::default(); 4];
         loop {
-            let n = self.completions.poll(&mut batch)?;
+            let n = self.completions.poll(&mut batch).map_err(|e| (Change::Unclear, e))?;
             for completion in &batch[..n] {
-                self.queue.retire(completion)?;
+                // Also with an error of the local end: it may be the answer
+                // that did not come through.
+                let failed = || match completion.status().was_refused() {
+                    true => Change::Undone,
+                    false => Change::Unclear,
+                };
+                queue.retire(completion).map_err(|e| (failed(), e))?;
                 if completion.work() == Some(id) {
                     // Relaxed: taking the completion orders it, see
                     // `CompletionQueue::poll`.

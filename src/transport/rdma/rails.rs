@@ -13,7 +13,7 @@ use crate::verbs::{
 };
 use crate::wire::{LaneRecord, RdmaRecord, Tag};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,11 @@ impl Trouble {
 
     fn before(error: &Error) -> Trouble {
         Trouble { why: error.to_string(), undone: true }
+    }
+
+    /// It was in a READ, before the operation changed anything.
+    fn in_read(self) -> Trouble {
+        Trouble { undone: true, ..self }
     }
 }
 
@@ -107,17 +112,30 @@ impl Unconnected {
             return Err("the server's answer has another number of queue pairs".to_owned());
         }
         let index = self.gid.as_ref().map_or(0, |entry| entry.index);
-        let mut lanes = Vec::new();
+        let (mut lanes, mut queues) = (Vec::new(), Vec::new());
+        let broken = Arc::new(AtomicBool::new(false));
         for ((queue, completions, channel), record) in self.lanes.into_iter().zip(records) {
             let queue = adapter
                 .connect(queue, index, &peer, &record, dead_after)
                 .map_err(|e| e.to_string())?;
             let buffer =
                 Region::pages(&self.domain, BUFFER, Access::LOCAL).map_err(|e| e.to_string())?;
-            lanes.push(Mutex::new(Lane { queue, completions, channel, buffer }));
+            let queue = Arc::new(queue);
+            queues.push(queue.clone());
+            lanes.push(Mutex::new(Lane {
+                queue,
+                completions,
+                channel,
+                buffer,
+                broken: broken.clone(),
+                rung: AtomicBool::new(false),
+                patience: dead_after * 3,
+            }));
         }
         let rails = Rails {
             lanes,
+            queues,
+            broken,
             next: AtomicUsize::new(0),
             remote: peer,
             capacity,
@@ -133,6 +151,9 @@ impl Unconnected {
 #[derive(Debug)]
 pub(super) struct Rails {
     lanes: Vec<Mutex<Lane>>,
+    /// Those of the lanes.
+    queues: Vec<Arc<QueuePair>>,
+    broken: Arc<AtomicBool>,
     next: AtomicUsize,
     remote: RdmaRecord,
     capacity: u64,
@@ -143,10 +164,16 @@ pub(super) struct Rails {
 
 #[derive(Debug)]
 struct Lane {
-    queue: QueuePair,
+    queue: Arc<QueuePair>,
     completions: Arc<CompletionQueue>,
     channel: Arc<CompletionChannel>,
     buffer: Arc<Region>,
+    /// One of the lanes is of no use any more, and so none is used.
+    broken: Arc<AtomicBool>,
+    /// A doorbell is under way that nobody waits for.
+    rung: AtomicBool,
+    /// After this long the adapter has missed its own time to give up.
+    patience: Duration,
 }
 
 impl Lane {
@@ -168,6 +195,35 @@ impl Lane {
     /// Posts requests, all within the depth, and waits for the last of them,
     /// which is the last to complete.
     fn run_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
+        let result = self.try_all(requests);
+        if result.is_err() {
+            // Relaxed, wherever it is used: a hint, which saves others from
+            // sending what cannot arrive.
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Whether a request that is posted now has a chance. A doorbell that
+    /// failed has left the queue pair broken.
+    fn check(&self) -> Result<(), Trouble> {
+        if self.broken.load(Ordering::Relaxed) {
+            let why = "it broke under another operation".to_owned();
+            return Err(Trouble { why, undone: true });
+        }
+        // Relaxed: changed under the lane's lock only.
+        if self.rung.swap(false, Ordering::Relaxed) {
+            let mut batch = [Completion::default(); 4];
+            let n = self.completions.poll(&mut batch).map_err(|e| Trouble::before(&e))?;
+            for completion in &batch[..n] {
+                self.queue.retire(completion).map_err(|e| Trouble::before(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn try_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
+        self.check()?;
         let mut posted = Vec::with_capacity(requests.len());
         self.queue.post_all(requests, &mut posted).map_err(|e| match e {
             Error::Unclear { .. } => Trouble::unclear(&e),
@@ -195,9 +251,13 @@ impl Lane {
             if n > 0 {
                 continue;
             }
-            if begun.elapsed() < SPIN {
+            let waited = begun.elapsed();
+            if waited < SPIN {
                 // soft-RoCE works on this very core.
                 std::thread::yield_now();
+            } else if waited > self.patience {
+                let why = format!("no answer and no error for {:.1} s", waited.as_secs_f64());
+                return Err(Trouble { why, undone: false });
             } else {
                 self.sleep().map_err(|e| Trouble::unclear(&e))?;
             }
@@ -283,7 +343,7 @@ impl Rails {
         let lane = self.lane();
         let cell = self.cell(place);
         if op.is_read() {
-            lane.run(Request::read(lane.word(0)?, cell))?;
+            lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
             let word = lane.value(0);
             // Relaxed, here and below: a guess is checked by the adapter.
             guess.store(word, Ordering::Relaxed);
@@ -294,7 +354,7 @@ impl Rails {
             let old = lane.value(0);
             guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
             if is_waiting(old) {
-                Self::ring(&lane, place)?;
+                Self::ring(&lane, place);
             }
             return Ok(old);
         }
@@ -304,7 +364,7 @@ impl Rails {
             let new = match change(op, word, a, b) {
                 // Nothing to change, by a guess: look.
                 Change::None if !sure => {
-                    lane.run(Request::read(lane.word(0)?, cell))?;
+                    lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
                     let found = lane.value(0);
                     guess.store(found, Ordering::Relaxed);
                     sure = true;
@@ -320,7 +380,7 @@ impl Rails {
             if found == word {
                 guess.store(new, Ordering::Relaxed);
                 if is_waiting(found) {
-                    Self::ring(&lane, place)?;
+                    Self::ring(&lane, place);
                 }
                 return Ok(found);
             }
@@ -330,14 +390,29 @@ impl Rails {
         }
     }
 
-    /// Tells the server's CPU that a cell with waiters was changed.
-    fn ring(lane: &Lane, place: u32) -> Result<(), Trouble> {
+    /// Tells the server's CPU that a cell with waiters was changed, and does
+    /// not wait until it has got there: the next request stands for it too.
+    fn ring(lane: &Lane, place: u32) {
         // The change is done. Should the bell not get through, the server's
         // sweep finds the cell; so this is no trouble of the operation.
-        if let Err(trouble) = lane.run(Request::doorbell(place)) {
-            tracing::warn!(why = trouble.why, "a doorbell did not get through");
+        match lane.queue.post(Request::doorbell(place).unsignalled()) {
+            Ok(_) => lane.rung.store(true, Ordering::Relaxed),
+            Err(error) => {
+                tracing::warn!(%error, "a doorbell did not get through");
+                lane.broken.store(true, Ordering::Relaxed);
+            }
         }
-        Ok(())
+    }
+
+    /// Breaks the queue pairs: what they have under way ends, and what has not
+    /// reached the server never does.
+    pub fn shut(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+        for queue in &self.queues {
+            if let Err(error) = queue.shut() {
+                tracing::warn!(%error, "cannot shut a queue pair");
+            }
+        }
     }
 
     /// Reads many cells, with as many READs under way as there can be.

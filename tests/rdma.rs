@@ -152,7 +152,7 @@ fn totals(server: ServerBuilder, adds: i64, hammer: bool) -> (i64, i64) {
                         done += 1;
                     } else {
                         let mut batch = client.batch();
-                        for _ in 0..32 {
+                        for _ in 0..if hammer { 2000 } else { 32 } {
                             batch.fetch_add(&c, 1);
                         }
                         done += batch.run().unwrap().len() as i64;

@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Doorbells of one session that may wait for the server's CPU.
 const DOORBELLS: u32 = 64;
@@ -26,6 +26,10 @@ const DOORBELLS: u32 = 64;
 const NOTES: u32 = 32;
 /// Largest frame that goes to a client as a notification.
 pub(crate) const NOTE_BYTES: usize = 256;
+/// How long the end of the server's own change is looked for without sleeping.
+/// A device takes some microseconds; soft-RoCE works on this very core, and can
+/// do so only when we sleep.
+const SPIN: Duration = Duration::from_micros(20);
 /// A client that does not answer for this long is reached over TCP.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
@@ -428,6 +432,7 @@ struct LoopLane {
     /// `None`: the adapter has failed.
     queue: Option<QueuePair>,
     completions: Arc<CompletionQueue>,
+    channel: Arc<CompletionChannel>,
     scratch: Arc<Region>,
     _region: Arc<Region>,
 }
@@ -443,7 +448,8 @@ impl Loopback {
         let memory: Arc<dyn Memory> = rdma.segment.clone();
         let region = Region::register(&pd, memory, access)?;
         for _ in 0..lanes.max(1) {
-            let completions = CompletionQueue::new(context, 16, None)?;
+            let channel = CompletionChannel::new(context)?;
+            let completions = CompletionQueue::new(context, 16, Some((&channel, 0)))?;
             let scratch = Region::pages(&pd, 64, Access::LOCAL)?;
             let config = QueuePairConfig {
                 port: adapter.port,
@@ -473,6 +479,7 @@ impl Loopback {
             made.push(Mutex::new(LoopLane {
                 queue: Some(queue),
                 completions,
+                channel,
                 scratch,
                 _region: region.clone(),
             }));
@@ -535,8 +542,19 @@ impl LoopLane {
             _ => (Change::Undone, error),
         })?;
         let mut batch = [Completion::default(); 4];
+        let unclear = |e| (Change::Unclear, e);
+        let begun = Instant::now();
         loop {
-            let n = self.completions.poll(&mut batch).map_err(|e| (Change::Unclear, e))?;
+            let mut n = self.completions.poll(&mut batch).map_err(unclear)?;
+            if n == 0 && begun.elapsed() > SPIN {
+                self.completions.arm(Notify::Any).map_err(unclear)?;
+                // What came before it was armed raises no event.
+                n = self.completions.poll(&mut batch).map_err(unclear)?;
+                if n == 0 {
+                    self.channel.wait(Some(Duration::from_millis(5))).map_err(unclear)?;
+                    continue;
+                }
+            }
             for completion in &batch[..n] {
                 // Also with an error of the local end: it may be the answer
                 // that did not come through.
@@ -552,8 +570,7 @@ impl LoopLane {
                 }
             }
             if n == 0 {
-                // soft-RoCE works on this very core.
-                std::thread::yield_now();
+                std::hint::spin_loop();
             }
         }
     }

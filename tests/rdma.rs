@@ -152,7 +152,7 @@ fn totals(server: ServerBuilder, adds: i64, hammer: bool) -> (i64, i64) {
                         done += 1;
                     } else {
                         let mut batch = client.batch();
-                        for _ in 0..if hammer { 2000 } else { 32 } {
+                        for _ in 0..if hammer { 200 } else { 32 } {
                             batch.fetch_add(&c, 1);
                         }
                         done += batch.run().unwrap().len() as i64;
@@ -195,7 +195,7 @@ fn without_the_domain_rule_updates_are_lost() {
     }
     for _ in 0..20 {
         let (sum, want) = totals(rdma_server().break_domain_rule_for_tests(), 1000, true);
-        println!("{} of {want} fetch_adds lost", want - sum);
+        println!("{want} fetch_adds, {sum} in the cell");
         if sum != want {
             return;
         }

@@ -81,8 +81,8 @@ fn break_under_load(server: &Server, builder: ClientBuilder, break_it: impl FnOn
             threads.push(s.spawn(move || add_until(stop, &counter)));
         }
         let mut passing = Vec::new();
-        for i in 0..2 {
-            let (mine, theirs) = (event(&players[i], i), event(&players[i], 1 - i));
+        for (i, player) in players.iter().enumerate() {
+            let (mine, theirs) = (event(player, i), event(player, 1 - i));
             let (stop, passes) = (&stop, &passes);
             passing.push(s.spawn(move || pass_until(stop, &mine, &theirs, passes)));
         }

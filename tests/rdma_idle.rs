@@ -77,11 +77,12 @@ fn the_servers_threads_sleep() {
     assert!((busy.wakes as f64) < wakes, "{} wakes, {wakes:.0} expected", busy.wakes);
     let user = idle.user as f64 * times * 1.5 + 10.0 + 2.0 * busy_time.as_secs_f64();
     assert!((busy.user as f64) < user, "{} ticks, {user:.0} expected", busy.user);
-    // The measure can tell: over TCP it is woken for each.
+    // The measure can tell: over TCP it takes part in each, and is woken for it
+    // unless it is so busy that it does not sleep.
     let tcp = over_at(&server.addr, TransportChoice::Tcp);
     let cells = Cells::new(&tcp);
     let (woken, _) = measure("800 operations over TCP", &|| cells.operate(800));
-    assert!(woken.wakes > 400, "{woken:?}");
+    assert!(woken.wakes > 400 || woken.user > 20, "{woken:?}");
 }
 
 #[test]

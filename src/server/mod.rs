@@ -197,9 +197,8 @@ impl ServerBuilder {
         let segment = Arc::new(segment);
         let (rdma, no_rdma) = self.open_rdma(&segment)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
-        let actor =
-            ServerActor::new(segment, rdma.as_ref().filter(|_| !self.break_domain_rule), count)
-                .map_err(|e| Error::Rdma { what: e.to_string() })?;
+        let actor = ServerActor::new(segment, rdma.as_ref(), count, self.break_domain_rule)
+            .map_err(|e| Error::Rdma { what: e.to_string() })?;
         let prepared = (0..count)
             .map(|_| Worker::prepare())
             .collect::<std::io::Result<Vec<_>>>()

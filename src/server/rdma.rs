@@ -165,15 +165,18 @@ impl Rdma {
         // request has left in the adapter included. One that is only shut may
         // be in the middle of an atomic.
         for lane in lanes {
-            lane.queue = None;
+            lane.queues = None;
         }
-        for (session, peer) in std::mem::take(&mut *lock(&self.peers)) {
+        // Locked until it is known that there must be no more of them.
+        let mut peers = lock(&self.peers);
+        for (session, peer) in peers.drain() {
             peer.shut();
             lock(&self.orphans).push(session);
             destroy(peer);
         }
         // Release: no connection is left when this is seen.
         self.failed.store(true, Ordering::Release);
+        drop(peers);
     }
 
     /// Sessions that have lost their connection since the last call.
@@ -362,20 +365,25 @@ pub(super) struct ServerActor {
     segment: Arc<Segment>,
     /// In the `hca` domain: the server's own way to the adapter.
     loopback: Option<Loopback>,
+    /// For tests: the CPU changes cells that the adapter changes too.
+    break_rule: bool,
 }
 
 impl ServerActor {
-    /// An actor for the domain that `rdma` has.
+    /// An actor for the domain that `rdma` has, unless told to `break_rule`.
     pub fn new(
         segment: Arc<Segment>,
         rdma: Option<&Arc<Rdma>>,
         lanes: usize,
+        break_rule: bool,
     ) -> Result<ServerActor, Error> {
         let loopback = match rdma {
-            Some(rdma) if rdma.domain == Domain::Hca => Some(Loopback::open(rdma, lanes)?),
+            Some(rdma) if rdma.domain == Domain::Hca && !break_rule => {
+                Some(Loopback::open(rdma, lanes)?)
+            }
             _ => None,
         };
-        Ok(ServerActor { segment, loopback })
+        Ok(ServerActor { segment, loopback, break_rule })
     }
 }
 
@@ -405,6 +413,14 @@ impl Actor for ServerActor {
 
     fn fetch_add(&self, place: u32, delta: u64) -> u64 {
         let Some(loopback) = &self.loopback else {
+            if self.break_rule {
+                // The moment in which the adapter can lose one is short: many,
+                // which come to nothing if each counts.
+                for _ in 0..256 {
+                    self.segment.fetch_add(place, delta);
+                    self.segment.fetch_add(place, delta.wrapping_neg());
+                }
+            }
             return self.segment.fetch_add(place, delta);
         };
         match loopback.run(place, |old, at| Request::fetch_add(old, at, delta)) {
@@ -418,7 +434,7 @@ impl Actor for ServerActor {
     }
 }
 
-/// Queue pairs that are connected to themselves.
+/// Queue pairs that are connected to each other, two a lane.
 #[derive(Debug)]
 struct Loopback {
     lanes: Vec<Mutex<LoopLane>>,
@@ -429,8 +445,10 @@ struct Loopback {
 
 #[derive(Debug)]
 struct LoopLane {
-    /// `None`: the adapter has failed.
-    queue: Option<QueuePair>,
+    /// The one that asks and the one that does it; `None`: the adapter has
+    /// failed. One that is connected to itself would do, but on soft-RoCE takes
+    /// ten times as long and more.
+    queues: Option<(QueuePair, QueuePair)>,
     completions: Arc<CompletionQueue>,
     channel: Arc<CompletionChannel>,
     scratch: Arc<Region>,
@@ -451,33 +469,40 @@ impl Loopback {
             let channel = CompletionChannel::new(context)?;
             let completions = CompletionQueue::new(context, 16, Some((&channel, 0)))?;
             let scratch = Region::pages(&pd, 64, Access::LOCAL)?;
-            let config = QueuePairConfig {
-                port: adapter.port,
-                depth: 8,
-                inline_bytes: 0,
-                access,
-                psn: random_psn(),
-                completions: &completions,
-                receive: Receive::Nothing,
+            let end = |depth, access| {
+                let config = QueuePairConfig {
+                    port: adapter.port,
+                    depth,
+                    inline_bytes: 0,
+                    access,
+                    psn: random_psn(),
+                    completions: &completions,
+                    receive: Receive::Nothing,
+                };
+                UnconnectedQueuePair::new(&pd, &config)
             };
-            let queue = UnconnectedQueuePair::new(&pd, &config)?;
+            let (near, far) = (end(8, Access::NONE)?, end(1, access)?);
             let (gid, index) = if adapter.by_lid() {
                 (Gid::default(), 0)
             } else {
-                let entry = adapter.address_for(Gid::default(), None)?;
-                (entry.gid, entry.index)
+                // Any that leads back here.
+                let entry = adapter.addresses(None)?.into_iter().next();
+                entry.map_or((Gid::default(), 0), |entry| (entry.gid, entry.index))
             };
-            let end = queue.endpoint(gid)?;
-            let mut connect = Connect::to(end, index as u8);
-            connect.mtu = adapter.state.mtu;
+            let (to_near, to_far) = (near.endpoint(gid)?, far.endpoint(gid)?);
             let attributes = context.attributes();
             let depth = attributes.max_initiator_depth.min(attributes.max_responder_depth).min(8);
-            connect.initiator_depth = depth;
-            connect.responder_depth = depth;
-            let queue = queue.connect(&connect)?;
+            let connect = |queue: UnconnectedQueuePair, to| {
+                let mut connect = Connect::to(to, index as u8);
+                connect.mtu = adapter.state.mtu;
+                connect.initiator_depth = depth;
+                connect.responder_depth = depth;
+                queue.connect(&connect)
+            };
+            let (near, far) = (connect(near, to_far)?, connect(far, to_near)?);
             remote = Remote { address: region.remote_address(), key: region.remote_key() };
             made.push(Mutex::new(LoopLane {
-                queue: Some(queue),
+                queues: Some((near, far)),
                 completions,
                 channel,
                 scratch,
@@ -508,9 +533,9 @@ impl Loopback {
             address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
             key: self.remote.key,
         };
-        let Some(queue) = &lane.queue else {
+        let Some((queue, _)) = &lane.queues else {
             // It failed while we waited for the lane, and whoever took the
-            // queue pair away has set `failed` before letting go of the lane.
+            // queue pairs away has set `failed` before letting go of the lane.
             return Change::Undone;
         };
         let (change, error) = match lane.run(queue, at, request) {

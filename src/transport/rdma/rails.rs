@@ -23,6 +23,8 @@ const DEPTH: u32 = 128;
 const NOTES: u32 = 64;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
+/// A sleeper looks at its patience this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a completion is looked for without sleeping.
 const SPIN: Duration = Duration::from_micros(200);
 
@@ -234,6 +236,7 @@ impl Lane {
             return Ok(());
         };
         let begun = Instant::now();
+        let mut armed = false;
         let mut batch = [Completion::default(); 16];
         loop {
             let n = self.completions.poll(&mut batch).map_err(|e| Trouble::unclear(&e))?;
@@ -258,17 +261,15 @@ impl Lane {
             } else if waited > self.patience {
                 let why = format!("no answer and no error for {:.1} s", waited.as_secs_f64());
                 return Err(Trouble { why, undone: false });
+            } else if !armed {
+                // What has come by now raises no event: look once more.
+                self.completions.arm(Notify::Any).map_err(|e| Trouble::unclear(&e))?;
+                armed = true;
             } else {
-                self.sleep().map_err(|e| Trouble::unclear(&e))?;
+                self.channel.wait(Some(LOOK_AGAIN)).map_err(|e| Trouble::unclear(&e))?;
+                armed = false;
             }
         }
-    }
-
-    /// Sleeps until the completion queue has something.
-    fn sleep(&self) -> Result<(), Error> {
-        self.completions.arm(Notify::Any)?;
-        // What came before it was armed raises no event: look again soon.
-        self.channel.wait(Some(Duration::from_micros(500))).map(drop)
     }
 }
 

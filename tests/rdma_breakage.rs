@@ -11,7 +11,9 @@ use common::rdma::{LONG, device, machine_has, over, rdma_server, run};
 use common::{client, eventually};
 use farcell::{Client, ClientBuilder, Counter, Error, Event, RdmaChoice, Server, TransportChoice};
 use std::collections::HashSet;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A peer that does not answer for this long is given up.
@@ -182,4 +184,93 @@ fn the_servers_queue_pairs_break() {
     let event = client.events("e", 1, 3).unwrap().at(0, 2).unwrap();
     assert!(event.take().unwrap());
     assert_eq!(client.transport().name, "rdma");
+}
+
+/// Passes a server's connections on, or cuts them and takes no more.
+struct Gate {
+    addr: String,
+    open: Arc<AtomicBool>,
+    sockets: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Gate {
+    fn new(server: &Server) -> Gate {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let (open, sockets) = (Arc::new(AtomicBool::new(true)), Arc::<Mutex<Vec<_>>>::default());
+        let gate = Gate { addr, open: open.clone(), sockets: sockets.clone() };
+        let server = server.address();
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let near = near.unwrap();
+                if !open.load(Relaxed) {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(&server) else { return };
+                let ends = [near, far];
+                for socket in &ends {
+                    socket.set_nodelay(true).unwrap();
+                    sockets.lock().unwrap().push(socket.try_clone().unwrap());
+                }
+                for (from, to) in [(0, 1), (1, 0)] {
+                    let mut from = ends[from].try_clone().unwrap();
+                    let mut to = ends[to].try_clone().unwrap();
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        gate
+    }
+
+    fn shut(&self) {
+        self.open.store(false, Relaxed);
+        for socket in self.sockets.lock().unwrap().drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn open(&self) {
+        self.open.store(true, Relaxed);
+    }
+}
+
+/// The control connection is lost, and RDMA goes on within the lease. The
+/// session ends with it, and its queue pairs with the session. Then the client
+/// comes back with a new session.
+#[test]
+fn the_session_ends_while_the_control_connection_is_away() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().lease(Duration::from_secs(2)).start().unwrap();
+    let gate = Gate::new(&server);
+    let builder = client(&server).addr(&gate.addr).dead_after(DEAD_AFTER);
+    let client = builder.transport(TransportChoice::Rdma).connect().unwrap();
+    let counter = client.counters("sum", 1, 1).unwrap().at(0, 0).unwrap();
+    let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
+    assert_eq!(counter.fetch_add(1).unwrap(), 0);
+    std::thread::scope(|s| {
+        let wait = s.spawn(|| event.wait_timeout(LONG).unwrap());
+        eventually("it is parked", || server.parked_waits() == 1);
+        gate.shut();
+        assert_eq!(counter.fetch_add(1).unwrap(), 1);
+        assert_eq!(client.transport().name, "rdma");
+        eventually("its lease is over", || server.sessions() == 0);
+        assert_eq!(server.parked_waits(), 0);
+        let begun = Instant::now();
+        let unknown = counter.fetch_add(1);
+        assert!(matches!(unknown, Err(Error::OutcomeUnknown { .. })), "{unknown:?}");
+        println!("given up after {:?}: {:?}", begun.elapsed(), client.transport());
+        assert!(begun.elapsed() < WITHIN);
+        gate.open();
+        // Over TCP, in a new session; nothing happened behind the lease.
+        assert_eq!(counter.fetch_add(1).unwrap(), 2);
+        eventually("it is parked again", || server.parked_waits() == 1);
+        assert!(event.set().unwrap());
+        assert!(wait.join().unwrap());
+    });
+    assert_eq!(client.transport().name, "tcp");
 }

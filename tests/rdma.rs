@@ -6,8 +6,8 @@
 //! `required`.
 
 mod common;
-use common::rdma::{LONG, adds, device, over, rdma_server};
-use common::{client, eventually, server};
+use common::rdma::{LONG, adds, device, eventually, over, rdma_server};
+use common::{client, server};
 use farcell::{Client, Domain, Error, Key, RdmaChoice, ServerBuilder, TransportChoice};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};

@@ -7,8 +7,8 @@
 //! `required`.
 
 mod common;
-use common::rdma::{LONG, device, machine_has, over, rdma_server, run};
-use common::{client, eventually};
+use common::client;
+use common::rdma::{LONG, device, eventually, machine_has, over, rdma_server, run};
 use farcell::{Client, ClientBuilder, Counter, Error, Event, RdmaChoice, Server, TransportChoice};
 use std::collections::HashSet;
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -4,13 +4,12 @@
 //! Needs a device, as `tests/rdma.rs` does.
 
 mod common;
-use common::eventually;
-use common::rdma::{LONG, ServerProcess, Use, adds, device, over_at, serve_if_asked};
+use common::rdma::{LONG, ServerProcess, Use, adds, device, eventually, over_at, serve_if_asked};
 use farcell::{Client, Counter, Event, EventArray, TransportChoice};
 use std::time::{Duration, Instant};
 
-/// Not a test: the server of the others, in a process of its own.
 #[test]
+#[ignore = "no test, but the server of the others, in a process of its own"]
 fn role_of_the_server() {
     serve_if_asked();
 }

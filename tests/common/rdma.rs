@@ -4,7 +4,7 @@ use farcell::{Client, RdmaChoice, Server, ServerBuilder, TransportChoice};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The variable that makes a test executable a server.
 const ROLE: &str = "FARCELL_TEST_SERVER";
@@ -65,6 +65,16 @@ pub fn run(command: &str) {
     assert!(status.success(), "{command}: {status}");
 }
 
+/// Waits until something is so, as long as an emulated machine may take that
+/// shares its cores with others.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// How many fetch_adds a client does where many are wanted.
 pub fn adds(usual: i64) -> i64 {
     std::env::var("FARCELL_TEST_ADDS").ok().and_then(|v| v.parse().ok()).unwrap_or(usual)
@@ -92,13 +102,14 @@ pub struct Use {
 }
 
 impl ServerProcess {
-    /// Starts it. The executable must have a test `role_of_the_server` that
+    /// Starts it. The executable must have an ignored test
+    /// `role_of_the_server` that
     /// calls [`serve_if_asked`].
     pub fn start() -> ServerProcess {
         let dir = tempfile::tempdir().unwrap();
         let ready = dir.path().join("ready");
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_the_server", "--nocapture"])
+            .args(["--exact", "role_of_the_server", "--ignored", "--nocapture"])
             .env(ROLE, &ready)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -106,7 +117,7 @@ impl ServerProcess {
             .unwrap();
         let stdin = child.stdin.take().unwrap();
         let mut addr = String::new();
-        super::eventually("the server process is ready", || {
+        eventually("the server process is ready", || {
             assert!(child.try_wait().unwrap().is_none(), "the server process ended");
             addr = std::fs::read_to_string(&ready).unwrap_or_default();
             addr.ends_with('\n')

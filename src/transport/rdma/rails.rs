@@ -479,7 +479,9 @@ impl Bell for Rails {
     /// the descriptor becomes readable with the next one.
     fn take(&self, frames: &mut Vec<u8>) -> bool {
         let (queue, channel) = &self.bell;
-        let lane = &self.lanes[0];
+        // Not by way of its lane, which may be locked for as long as an
+        // operation takes to find its peer dead.
+        let lane = &self.queues[0];
         let mut work = || -> Result<(), Error> {
             while channel.next()?.is_some() {}
             queue.arm(Notify::Any)?;
@@ -490,13 +492,12 @@ impl Bell for Rails {
                 if n == 0 {
                     return Ok(());
                 }
-                let lane = crate::engine::lock(lane);
                 for completion in &batch[..n] {
-                    let received = lane.queue.received(completion)?;
+                    let received = lane.received(completion)?;
                     note.clear();
-                    lane.queue.read(&received, &mut note)?;
+                    lane.read(&received, &mut note)?;
                     frames.extend_from_slice(&note);
-                    lane.queue.repost(received.slot)?;
+                    lane.repost(received.slot)?;
                 }
             }
         };

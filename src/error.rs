@@ -68,7 +68,7 @@ pub enum Error {
     /// The server could not prove that it knows the key: it is another one's,
     /// or someone stands between.
     #[error(
-        "{addr}: what answers there could not prove that it knows the key from {key}; nothing was sent to it, check the address"
+        "{addr}: what answers there could not prove that it knows the key from {key}; nothing but our own proof was sent to it, check the address"
     )]
     Impostor {
         /// The server.
@@ -138,7 +138,7 @@ pub enum Error {
         name: String,
     },
     /// The array is of another kind.
-    #[error("array {name:?} holds {kind} cells, which have no {op}")]
+    #[error("array {name:?} holds {kind} cells, which have no {op}; use another array")]
     WrongKind {
         /// The array.
         name: String,
@@ -190,7 +190,9 @@ pub enum Error {
         what: String,
     },
     /// Row or column lie outside of the array.
-    #[error("cell ({row}, {col}) is outside of array {name:?} with {rows} rows and {cols} columns")]
+    #[error(
+        "cell ({row}, {col}) is outside of array {name:?} with {rows} rows and {cols} columns; both are counted from 0"
+    )]
     OutOfRange {
         /// The array.
         name: String,

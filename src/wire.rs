@@ -30,7 +30,7 @@ pub const MAX_OPS: usize = 32 * 1024;
 pub const MAX_RUNS: usize = 64 * 1024;
 
 /// Most cells that one wait may name.
-pub const MAX_WAIT_CELLS: usize = 60 * 1024;
+pub const MAX_WAIT_CELLS: usize = 40 * 1024;
 
 /// Most arrays that one session may have open.
 pub const MAX_ARRAYS_OPEN: usize = 4096;
@@ -49,6 +49,7 @@ const _: () = {
     assert!(MAX_RUNS * size_of::<RunRecord>() + size_of::<RunsHead>() <= MAX_PAYLOAD);
     assert!(MAX_CELLS * 8 <= MAX_PAYLOAD);
     assert!(MAX_WAIT_CELLS * size_of::<FiredRecord>() <= MAX_PAYLOAD);
+    assert!(MAX_WAIT_CELLS * size_of::<WaitRecord>() + size_of::<WaitHead>() <= MAX_PAYLOAD);
 };
 
 /// What a frame is. The number is its code on the wire.
@@ -513,8 +514,6 @@ pub enum Refusal {
     Catalog(CatalogError),
     /// More cells waited for than a session may.
     TooManyWaits,
-    /// The session has no number left for a further array.
-    TooManyArrays,
 }
 
 impl Refusal {
@@ -528,7 +527,6 @@ impl Refusal {
             Refusal::TooLarge => (4, [0; 3]),
             Refusal::ReadOnly => (5, [0; 3]),
             Refusal::TooManyWaits => (6, [0; 3]),
-            Refusal::TooManyArrays => (7, [0; 3]),
             Refusal::Catalog(e) => match e {
                 CatalogError::Name(NameError::Empty) => (16, [0; 3]),
                 CatalogError::Name(NameError::TooLong(n)) => (17, [*n as u64, 0, 0]),
@@ -564,7 +562,6 @@ impl Refusal {
             4 => Refusal::TooLarge,
             5 => Refusal::ReadOnly,
             6 => Refusal::TooManyWaits,
-            7 => Refusal::TooManyArrays,
             16 => Refusal::Catalog(NameError::Empty.into()),
             17 => Refusal::Catalog(NameError::TooLong(small(a)? as usize).into()),
             18 => {

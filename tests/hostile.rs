@@ -5,7 +5,7 @@ mod common;
 use common::{client, eventually, key, server};
 use farcell::{Client, Error, Event, Key, Server};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 fn event(server: &Server) -> (Client, Event) {
@@ -100,24 +100,30 @@ fn a_wrong_key_opens_nothing() {
     assert_eq!(server.sessions(), 0);
 }
 
+/// Lets a client and the server shake hands through the two sockets that are
+/// returned: that to the client, and that to the server.
+fn pass_handshake(listener: &TcpListener, there: SocketAddr) -> (TcpStream, TcpStream) {
+    let (mut near, _) = listener.accept().unwrap();
+    let mut far = TcpStream::connect(there).unwrap();
+    // Greeting, hello, welcome.
+    let mut buffer = [0; 104];
+    far.read_exact(&mut buffer[..48]).unwrap();
+    near.write_all(&buffer[..48]).unwrap();
+    near.read_exact(&mut buffer[..104]).unwrap();
+    far.write_all(&buffer[..104]).unwrap();
+    far.read_exact(&mut buffer[..80]).unwrap();
+    near.write_all(&buffer[..80]).unwrap();
+    (near, far)
+}
+
 /// A client in the middle of things that speaks raw frames: connects through
 /// the library, then takes the socket's place by a proxy that injects bytes.
 fn session_that_says(server: &Server, bytes: Vec<u8>) -> Result<(), Error> {
-    use std::net::{Shutdown, TcpListener};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap().to_string();
     let there = server.local_addrs()[0];
     let proxy = std::thread::spawn(move || {
-        let (mut near, _) = listener.accept().unwrap();
-        let mut far = TcpStream::connect(there).unwrap();
-        // Greeting, hello, welcome.
-        let mut buffer = [0; 104];
-        far.read_exact(&mut buffer[..48]).unwrap();
-        near.write_all(&buffer[..48]).unwrap();
-        near.read_exact(&mut buffer[..104]).unwrap();
-        far.write_all(&buffer[..104]).unwrap();
-        far.read_exact(&mut buffer[..80]).unwrap();
-        near.write_all(&buffer[..80]).unwrap();
+        let (near, mut far) = pass_handshake(&listener, there);
         // Errors: the server has closed already, which is what we want.
         let _ = far.write_all(&bytes);
         let _ = far.shutdown(Shutdown::Write);
@@ -178,21 +184,12 @@ fn who_asks_for_much_and_reads_nothing_is_held_up_alone() {
     let (client, event) = event(&server);
     client.events("big", 1, 100_000).unwrap();
     // A thousand snapshots of 800,000 bytes, none of them read.
-    use std::net::TcpListener;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap().to_string();
     let there = server.local_addrs()[0];
     let before = resident();
     let greedy = std::thread::spawn(move || {
-        let (mut near, _) = listener.accept().unwrap();
-        let mut far = TcpStream::connect(there).unwrap();
-        let mut buffer = [0; 104];
-        far.read_exact(&mut buffer[..48]).unwrap();
-        near.write_all(&buffer[..48]).unwrap();
-        near.read_exact(&mut buffer[..104]).unwrap();
-        far.write_all(&buffer[..104]).unwrap();
-        far.read_exact(&mut buffer[..80]).unwrap();
-        near.write_all(&buffer[..80]).unwrap();
+        let (near, mut far) = pass_handshake(&listener, there);
         let mut bytes = Vec::new();
         // Open "big" as number 0, whatever it is.
         bytes.extend([15, 0, 0, 0, 3, 0, 0, 0]);
@@ -228,21 +225,10 @@ fn a_vanished_client_is_forgotten_with_its_lease() {
     let (_client, event) = event(&server);
     assert_eq!(server.sessions(), 1);
     // A session whose client stops reading and writing but keeps its socket.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let here = listener.local_addr().unwrap().to_string();
     let there = server.local_addrs()[0];
-    let frozen = std::thread::spawn(move || {
-        let (mut near, _) = listener.accept().unwrap();
-        let mut far = TcpStream::connect(there).unwrap();
-        let mut buffer = [0; 104];
-        far.read_exact(&mut buffer[..48]).unwrap();
-        near.write_all(&buffer[..48]).unwrap();
-        near.read_exact(&mut buffer[..104]).unwrap();
-        far.write_all(&buffer[..104]).unwrap();
-        far.read_exact(&mut buffer[..80]).unwrap();
-        near.write_all(&buffer[..80]).unwrap();
-        (near, far)
-    });
+    let frozen = std::thread::spawn(move || pass_handshake(&listener, there));
     let lost = Client::builder().addr(here).key(key()).connect().unwrap();
     let (_near, mut far) = frozen.join().unwrap();
     assert_eq!(server.sessions(), 2);

@@ -226,6 +226,8 @@ fn arguments_of_the_server() {
         (&["--bind", "nowhere:x"], &["nowhere:x", "HOST:PORT"]),
         (&["--port", "1"], &["--port", "--bind"]),
         (&["--addr", "x:1"], &["--addr is for clients", "serve"]),
+        (&["--transport", "tcp"], &["--transport is for clients", "serve"]),
+        (&["--device", "mlx5_0"], &["--device is for clients", "serve"]),
         (&["--bogus"], &["--bogus"]),
     ] {
         home.fails(&with(args), 2, words);

@@ -3,6 +3,7 @@
 #![cfg(feature = "cli")]
 
 mod program_common;
+use farcell::Client;
 use program_common::{Home, Running, Site, eventually, finish, ready};
 use rustix::process::Signal;
 use std::io::{BufRead, Read};
@@ -184,14 +185,13 @@ fn a_misspelt_variable_is_noticed() {
 
 #[test]
 fn a_limit_of_clients_is_told() {
-    let home = Home::new();
+    let mut home = Home::new();
     let args = ["serve", "--json", "--bind", "127.0.0.1:0", "--max-clients", "1"];
-    let mut server =
-        Running::start(&mut home.command(&[&args[..], &["--array", "e:event:1x1"]].concat()));
-    let mut home = home;
+    let mut server = Running::start(&mut home.command(&args));
     home.addr = Some(ready(&mut server)["address"].as_str().unwrap().to_owned());
-    let wait = Running::start(&mut home.command(&["wait", "e"]));
-    eventually("the server is full", || home.run(&["ls"]).code == Some(4));
+    let builder = Client::builder().addr(home.addr.clone().unwrap()).key_file(home.key_file());
+    let client = builder.connect().unwrap();
     home.fails(&["ls"], 4, &["as many clients", "--max-clients"]);
-    drop(wait);
+    drop(client);
+    eventually("there is room again", || home.run(&["ls"]).code == Some(0));
 }

@@ -88,6 +88,38 @@ fn more_cells_than_fit_into_one_read() {
 }
 
 #[test]
+fn long_batches_and_whole_arrays() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let rdma = over(&server, TransportChoice::Rdma);
+    let tcp = over(&server, TransportChoice::Tcp);
+    let c = rdma.counters("c", 1, 2).unwrap();
+    let (a, b) = (c.at(0, 0).unwrap(), c.at(0, 1).unwrap());
+    let mut batch = rdma.batch();
+    for _ in 0..300 {
+        batch.fetch_add(&a, 1).load(&a).fetch_add(&b, 2);
+    }
+    batch.store(&b, 7).load(&b);
+    let found = batch.run().unwrap();
+    for i in 0..300 {
+        let values = [0, 1, 2].map(|j| found[3 * i + j].value());
+        assert_eq!(values, [i as i64, i as i64 + 1, 2 * i as i64]);
+    }
+    assert_eq!(found.last().unwrap().value(), 7);
+    let mine = rdma.events("e", 20, 30).unwrap();
+    let theirs = tcp.events("e", 20, 30).unwrap();
+    assert_eq!(mine.set_all().unwrap(), 600);
+    assert_eq!(theirs.column(3).unwrap().clear_all().unwrap(), 20);
+    assert_eq!(mine.set_all().unwrap(), 20);
+    let twice = mine.cells(&[(5, 5), (5, 5), (0, 0)]).unwrap();
+    assert_eq!(twice.clear_all().unwrap(), 2);
+    assert_eq!(theirs.snapshot().unwrap().iter().filter(|&&set| !set).count(), 2);
+    assert_eq!(rdma.transport().name, "rdma");
+}
+
+#[test]
 fn waits_and_wakes() {
     if !device() {
         return;

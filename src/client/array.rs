@@ -110,10 +110,90 @@ impl Array {
                     addr: self.client.core.link.addr(),
                     what: "this session waits on as many cells as it may".to_owned(),
                 },
-                Refusal::OutOfRange | Refusal::TooLarge | Refusal::TooManyArrays => {
+                Refusal::OutOfRange | Refusal::TooLarge => {
                     self.client.senseless(&format!("a refusal ({refusal:?})"))
                 }
             },
         }
     }
 }
+
+/// What the handle of an array can do, whatever its cells are.
+macro_rules! array_handle {
+    ($array:ident, $one:ident, $many:ident, $word:literal) => {
+        impl $array {
+            pub(super) fn new(array: Arc<Array>) -> $array {
+                $array { array }
+            }
+
+            /// Its name.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.array.name
+            }
+
+            /// Rows.
+            #[must_use]
+            pub fn rows(&self) -> usize {
+                self.array.rows()
+            }
+
+            /// Columns.
+            #[must_use]
+            pub fn cols(&self) -> usize {
+                self.array.cols()
+            }
+
+            #[doc = concat!("One ", $word, ". No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn at(&self, row: usize, col: usize) -> Result<$one> {
+                let offset = self.array.offset(row, col)?;
+                Ok($one { array: self.array.clone(), offset, row, col })
+            }
+
+            #[doc = concat!("The ", $word, " with this index, counted along the rows: `row * cols + col`.")]
+            /// No I/O.
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn flat(&self, index: usize) -> Result<$one> {
+                self.at(index / self.cols(), index % self.cols())
+            }
+
+            #[doc = concat!("Every ", $word, ", row by row. No I/O.")]
+            #[must_use]
+            pub fn all(&self) -> $many {
+                $many(Selection::all(&self.array))
+            }
+
+            #[doc = concat!("The ", $word, "s of a row. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn row(&self, row: usize) -> Result<$many> {
+                Selection::row(&self.array, row).map($many)
+            }
+
+            #[doc = concat!("The ", $word, "s of a column. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn column(&self, col: usize) -> Result<$many> {
+                Selection::column(&self.array, col).map($many)
+            }
+
+            #[doc = concat!("Any ", $word, "s, as `(row, column)`, in the order given. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange),
+            /// [`Error::BadSelection`](crate::Error::BadSelection) for an empty
+            /// list.
+            pub fn cells(&self, cells: &[(usize, usize)]) -> Result<$many> {
+                Selection::list(&self.array, cells).map($many)
+            }
+        }
+    };
+}
+pub(super) use array_handle;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Batch {
     client: Client,
     ops: Vec<CellOp>,
-    /// Names of the arrays, for messages.
+    /// What was wrong with the first bad operation that was added.
     error: Option<Error>,
 }
 

@@ -1,6 +1,6 @@
 //! Counters.
 
-use super::array::Array;
+use super::array::{Array, array_handle};
 use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op, pack};
 use crate::error::{Error, Result};
@@ -17,76 +17,7 @@ pub struct CounterArray {
     array: Arc<Array>,
 }
 
-impl CounterArray {
-    pub(super) fn new(array: Arc<Array>) -> CounterArray {
-        CounterArray { array }
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.array.name
-    }
-
-    /// Rows.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.array.rows()
-    }
-
-    /// Columns.
-    #[must_use]
-    pub fn cols(&self) -> usize {
-        self.array.cols()
-    }
-
-    /// One counter. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn at(&self, row: usize, col: usize) -> Result<Counter> {
-        let offset = self.array.offset(row, col)?;
-        Ok(Counter { array: self.array.clone(), offset, row, col })
-    }
-
-    /// The counter with this index, counted along the rows. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn flat(&self, index: usize) -> Result<Counter> {
-        self.at(index / self.cols(), index % self.cols())
-    }
-
-    /// Every counter, row by row. No I/O.
-    #[must_use]
-    pub fn all(&self) -> Counters {
-        Counters(Selection::all(&self.array))
-    }
-
-    /// The counters of a row. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn row(&self, row: usize) -> Result<Counters> {
-        Selection::row(&self.array, row).map(Counters)
-    }
-
-    /// The counters of a column. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`].
-    pub fn column(&self, col: usize) -> Result<Counters> {
-        Selection::column(&self.array, col).map(Counters)
-    }
-
-    /// Any counters, as `(row, column)`, in the order given. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`], [`Error::BadSelection`] for an empty list.
-    pub fn cells(&self, cells: &[(usize, usize)]) -> Result<Counters> {
-        Selection::list(&self.array, cells).map(Counters)
-    }
-}
+array_handle!(CounterArray, Counter, Counters, "counter");
 
 /// One counter: a signed number of 63 bits, -2^62 to 2^62 - 1. Adding wraps;
 /// an operand that does not fit is an error and never cut. All operations are
@@ -251,7 +182,7 @@ impl Counters {
     ///
     /// # Errors
     /// As [`Counter::wait_until`]; [`Error::BadSelection`] when `need` is 0 or
-    /// more than there are, or they are more than 61,440.
+    /// more than there are, or they are more than 40,960.
     pub fn wait_some(
         &self,
         need: usize,

@@ -1,6 +1,6 @@
 //! Events.
 
-use super::array::Array;
+use super::array::{Array, array_handle};
 use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op};
 use crate::error::Result;
@@ -17,78 +17,9 @@ pub struct EventArray {
     array: Arc<Array>,
 }
 
+array_handle!(EventArray, Event, Events, "event");
+
 impl EventArray {
-    pub(super) fn new(array: Arc<Array>) -> EventArray {
-        EventArray { array }
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.array.name
-    }
-
-    /// Rows.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.array.rows()
-    }
-
-    /// Columns.
-    #[must_use]
-    pub fn cols(&self) -> usize {
-        self.array.cols()
-    }
-
-    /// One event. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn at(&self, row: usize, col: usize) -> Result<Event> {
-        let offset = self.array.offset(row, col)?;
-        Ok(Event { array: self.array.clone(), offset, row, col })
-    }
-
-    /// The event with this index, counted along the rows: `row * cols + col`.
-    /// No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn flat(&self, index: usize) -> Result<Event> {
-        self.at(index / self.cols(), index % self.cols())
-    }
-
-    /// Every event, row by row. No I/O.
-    #[must_use]
-    pub fn all(&self) -> Events {
-        Events(Selection::all(&self.array))
-    }
-
-    /// The events of a row. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn row(&self, row: usize) -> Result<Events> {
-        Selection::row(&self.array, row).map(Events)
-    }
-
-    /// The events of a column. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-    pub fn column(&self, col: usize) -> Result<Events> {
-        Selection::column(&self.array, col).map(Events)
-    }
-
-    /// Any events, as `(row, column)`, in the order given. No I/O.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`](crate::Error::OutOfRange),
-    /// [`Error::BadSelection`](crate::Error::BadSelection) for an empty list.
-    pub fn cells(&self, cells: &[(usize, usize)]) -> Result<Events> {
-        Selection::list(&self.array, cells).map(Events)
-    }
-
     /// As [`all`](Self::all)`().snapshot()`.
     ///
     /// # Errors
@@ -360,7 +291,7 @@ impl Events {
     ///
     /// # Errors
     /// As [`Event::wait`]; [`Error::BadSelection`](crate::Error::BadSelection)
-    /// when `need` is 0 or more than there are, or they are more than 61,440.
+    /// when `need` is 0 or more than there are, or they are more than 40,960.
     pub fn wait_some(&self, need: usize, timeout: Option<Duration>) -> Result<Woken> {
         self.wait_with(need, timeout, None)
     }

@@ -13,12 +13,12 @@ pub use select::{Cell, Woken};
 
 use crate::addr::DEFAULT_PORT;
 use crate::auth::{Access, Domain, Key, Resume};
-use crate::catalog::{CatalogError, Form, Kind, check_name};
+use crate::catalog::{Form, Kind, check_name};
 use crate::error::{Error, Result};
 use crate::keyfile;
 use crate::layout::Shape;
 use crate::server::{catalog_error, shape};
-use crate::transport::connect::{Target, connect};
+use crate::transport::connect::{Target, connect, soon_enough};
 use crate::transport::rdma::{Rdma, RdmaSettings};
 use crate::transport::tcp::{Link, Settings};
 use crate::transport::{Failure, Transport, keeper};
@@ -200,11 +200,18 @@ impl ClientBuilder {
             Some(addr) => addr,
             None => match std::env::var(ENV_ADDR) {
                 Ok(addr) if !addr.is_empty() => addr,
+                Err(std::env::VarError::NotUnicode(addr)) => {
+                    let why = format!("{ENV_ADDR} is no text");
+                    return Err(Error::BadAddress {
+                        addr: addr.to_string_lossy().into_owned(),
+                        why,
+                    });
+                }
                 _ => format!("localhost:{DEFAULT_PORT}"),
             },
         };
         let target = Target { addr, key, key_source, timeout: self.connect_timeout };
-        let patience = Instant::now() + self.wait_for_server;
+        let patience = soon_enough(self.wait_for_server);
         let (socket, welcome) = loop {
             match connect(&target, Resume::default()) {
                 Err(Error::Unreachable { .. } | Error::ServerGoingAway { .. })
@@ -231,14 +238,14 @@ impl ClientBuilder {
                 Err(reasons) => (None, reasons),
             },
         };
-        for why in &reasons {
-            tracing::info!(why, "no rdma");
-        }
         let transport: Arc<dyn Transport> = match &rdma {
             Some(rdma) => rdma.clone(),
             None => link.clone(),
         };
-        Ok(Client { core: Arc::new(Core { link, transport, rdma, reasons }) })
+        let client = Client { core: Arc::new(Core { link, transport, rdma, reasons }) };
+        let TransportReport { name, reasons } = client.transport();
+        tracing::info!(transport = name, why = reasons.join("; "), "connected");
+        Ok(client)
     }
 
     /// What the environment says where the program says nothing.
@@ -273,7 +280,8 @@ impl ClientBuilder {
             Some(path) => path.clone(),
             None => keyfile::path_from_env()?,
         };
-        let is_default = named.is_none() && std::env::var_os(keyfile::ENV_KEY_FILE).is_none();
+        let is_default =
+            named.is_none() && std::env::var_os(keyfile::ENV_KEY_FILE).is_none_or(|v| v.is_empty());
         if is_default && !path.exists() {
             return Err(Error::NoKey { path });
         }
@@ -559,10 +567,6 @@ impl Client {
         let (number, record) = opened.map_err(|failure| match failure {
             Failure::Error(e) => e,
             Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "create" },
-            Failure::Refused(Refusal::Catalog(CatalogError::TooMany), _) => {
-                let what = CatalogError::TooMany.to_string();
-                Error::Limit { addr: self.core.link.addr(), what }
-            }
             Failure::Refused(Refusal::Catalog(e), _) => match form {
                 Some(form) => catalog_error(name, form, e),
                 None => Error::NoSuchArray { name: name.to_owned() },

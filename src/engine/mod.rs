@@ -137,9 +137,8 @@ impl<A: Actor> Engine<A> {
             newcomer.resume.and_then(|id| Some((id, lock(&self.sessions).get(&id).cloned()?)));
         if let Some((id, session)) = old {
             let mut locked = lock(&session);
-            // Whoever ends a session holds its lock, so with the lock in hand
-            // the table tells whether this one has ended meanwhile.
-            if locked.access == newcomer.access && lock(&self.sessions).contains_key(&id) {
+            // It may have ended between the look into the table and the lock.
+            if locked.access == newcomer.access && !locked.ended {
                 out.close.extend(locked.route.replace(newcomer.route));
                 locked.last_heard = now;
                 lock(&self.parking).reroute(id, Some(newcomer.route));
@@ -165,13 +164,15 @@ impl<A: Actor> Engine<A> {
         }
     }
 
-    /// Ends a session, whose lock the caller holds: its waits are taken off
-    /// their cells, and nothing of it can be resumed.
-    fn end(&self, id: u64, out: &mut Out) {
-        out.ended.push(id);
-        lock(&self.sessions).remove(&id);
+    /// Ends a session: its waits are taken off their cells, and nothing of it
+    /// can be resumed. A frame that a connection of it still holds finds it
+    /// ended, and is not carried out.
+    fn end(&self, session: &mut Session, out: &mut Out) {
+        out.ended.push(session.id);
+        session.ended = true;
+        lock(&self.sessions).remove(&session.id);
         let mut parking = lock(&self.parking);
-        parking.end_session(&self.actor, id);
+        parking.end_session(&self.actor, session.id);
         self.count(&parking);
     }
 
@@ -179,13 +180,13 @@ impl<A: Actor> Engine<A> {
     pub fn expire(&self, now: Duration, out: &mut Out) {
         let table: Vec<SharedSession> = lock(&self.sessions).values().cloned().collect();
         for session in table {
-            let session = lock(&session);
-            if now.saturating_sub(session.last_heard) <= self.lease {
+            let mut session = lock(&session);
+            if session.ended || now.saturating_sub(session.last_heard) <= self.lease {
                 continue;
             }
             tracing::info!(session = session.id, "the lease of a session is over");
             out.close.extend(session.route);
-            self.end(session.id, out);
+            self.end(&mut session, out);
         }
     }
 
@@ -216,10 +217,10 @@ impl<A: Actor> Engine<A> {
 
     /// What a request of this session has done cannot be known: ends the
     /// session without an answer, and its client cannot take it up again.
-    pub fn forget(&self, session: &Session, out: &mut Out) {
+    pub fn forget(&self, session: &mut Session, out: &mut Out) {
         out.reply.clear();
         out.close.extend(session.route);
-        self.end(session.id, out);
+        self.end(session, out);
     }
 
     /// Whether this session lives.

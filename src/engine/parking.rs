@@ -23,7 +23,8 @@ use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
 use std::collections::HashMap;
 
-/// Most cells that the waits of one session may be parked on at once.
+/// Most cells that the waits of one session may have at once: those that they
+/// are parked on, and those in answers that are not yet acknowledged.
 pub const MAX_PARKED_CELLS: usize = 1 << 18;
 
 /// Most waits of one session, those counted whose answer is not yet
@@ -67,6 +68,16 @@ pub enum Ended {
     Cancelled(Vec<Fired>),
     /// A cell of it is gone with its array.
     Removed,
+}
+
+impl Ended {
+    /// The cells that satisfied the wait.
+    fn fired(&self) -> &[Fired] {
+        match self {
+            Ended::Satisfied(fired) | Ended::Cancelled(fired) => fired,
+            Ended::Removed => &[],
+        }
+    }
 }
 
 /// A wait that has ended, for the caller to pass on if there is a way to its
@@ -184,18 +195,17 @@ impl Parking {
         let session = self.sessions.entry(id.session).or_default();
         session.route = route;
         let enough = fired.len() >= need;
-        if session.waits.len() >= MAX_WAITS
-            || !enough && session.cells + settled.len() > MAX_PARKED_CELLS
-        {
+        let cells = if enough { fired.len() } else { settled.len() };
+        if session.waits.len() >= MAX_WAITS || session.cells + cells > MAX_PARKED_CELLS {
             self.drop_if_idle(id.session);
             return Err(TooMany);
         }
+        session.cells += cells;
         if enough {
             let ended = Ended::Satisfied(fired);
             session.waits.insert(id.wait, State::Ended(ended.clone()));
             return Ok(Some(ended));
         }
-        session.cells += settled.len();
         let already: Vec<u32> = fired.iter().map(|f| f.index).collect();
         let key = self.waiters.insert(Waiter { id, need, targets: settled.into(), fired });
         session.waits.insert(id.wait, State::Parked(key));
@@ -213,23 +223,24 @@ impl Parking {
     }
 
     /// Gives up a wait, and says how it ended: it may have been satisfied
-    /// before. No cell keeps a trace of it.
+    /// before, also by a change whose ring is still on its way. No cell keeps
+    /// a trace of it.
     pub fn cancel<A: Actor>(&mut self, actor: &A, id: WaitId) -> Ended {
-        let parked = match self.state(id) {
+        let key = match self.state(id) {
             Some(State::Ended(ended)) => return ended.clone(),
-            Some(State::Parked(key)) => Some(*key),
-            None => None,
+            Some(State::Parked(key)) => *key,
+            None => return Ended::Cancelled(Vec::new()),
         };
-        parked
-            .and_then(|key| self.end(actor, key, Ended::Cancelled))
-            .map_or(Ended::Cancelled(Vec::new()), |done| done.ended)
+        let how = if self.look(actor, key) { Ended::Satisfied } else { Ended::Cancelled };
+        self.end(actor, key, how).map_or(Ended::Cancelled(Vec::new()), |done| done.ended)
     }
 
     /// The client has the answer to this wait: forgets it.
     pub fn acknowledge(&mut self, id: WaitId) {
         if let Some(session) = self.sessions.get_mut(&id.session)
-            && let Some(State::Ended(_)) = session.waits.get(&id.wait)
+            && let Some(State::Ended(ended)) = session.waits.get(&id.wait)
         {
+            session.cells -= ended.fired().len();
             session.waits.remove(&id.wait);
             self.drop_if_idle(id.session);
         }
@@ -268,7 +279,8 @@ impl Parking {
         }
     }
 
-    /// Ends every wait on cells of a removed array.
+    /// Ends every wait on cells of a removed array: as satisfied if it is so
+    /// by now.
     pub fn remove_cells<A: Actor>(
         &mut self,
         actor: &A,
@@ -282,7 +294,9 @@ impl Parking {
             .flat_map(|(_, parked)| parked.iter().map(|p| p.waiter))
             .collect();
         for key in keys {
-            done.extend(self.end(actor, key, |_| Ended::Removed));
+            let satisfied = self.look(actor, key);
+            let how = |fired| if satisfied { Ended::Satisfied(fired) } else { Ended::Removed };
+            done.extend(self.end(actor, key, how));
         }
     }
 
@@ -357,6 +371,28 @@ impl Parking {
         }
     }
 
+    /// Looks once more at the cells of a wait that is about to end, and says
+    /// whether it is satisfied: a change may have been made, and its ring
+    /// still be on its way.
+    fn look<A: Actor>(&mut self, actor: &A, key: usize) -> bool {
+        let Some(waiter) = self.waiters.get_mut(key) else {
+            return false;
+        };
+        let mut open = vec![true; waiter.targets.len()];
+        for fired in &waiter.fired {
+            open[fired.index as usize] = false;
+        }
+        for (index, (place, condition)) in waiter.targets.iter().enumerate() {
+            if open[index] {
+                let word = actor.load(*place);
+                if condition.holds(word) {
+                    waiter.fired.push(Fired { index: index as u32, word });
+                }
+            }
+        }
+        waiter.fired.len() >= waiter.need
+    }
+
     /// Takes a wait off its cells and keeps how it ended for the client.
     fn end<A: Actor>(
         &mut self,
@@ -367,7 +403,8 @@ impl Parking {
         let waiter = self.unpark(actor, key)?;
         let ended = how(waiter.fired);
         let session = self.sessions.get_mut(&waiter.id.session)?;
-        session.cells -= waiter.targets.len();
+        // Never more than it had: what has fired was a target.
+        session.cells -= waiter.targets.len() - ended.fired().len();
         let kept = State::Ended(ended.clone());
         session.waits.insert(waiter.id.wait, kept);
         Some(Done { id: waiter.id, route: session.route, ended })
@@ -401,14 +438,19 @@ impl Parking {
     /// Takes a waiter out of every list, and the bit from cells without one.
     fn unpark<A: Actor>(&mut self, actor: &A, key: usize) -> Option<Waiter> {
         let waiter = self.waiters.try_remove(key)?;
-        for (place, _) in &waiter.targets {
-            let Some(parked) = self.cells.get_mut(place) else {
+        // Each cell once, however often the wait names it: its list can be
+        // long.
+        let mut places: Vec<u32> = waiter.targets.iter().map(|(place, _)| *place).collect();
+        places.sort_unstable();
+        places.dedup();
+        for place in places {
+            let Some(parked) = self.cells.get_mut(&place) else {
                 continue;
             };
             parked.retain(|p| p.waiter != key);
             if parked.is_empty() {
-                self.cells.remove(place);
-                self.clear_bit(actor, *place);
+                self.cells.remove(&place);
+                self.clear_bit(actor, place);
             }
         }
         Some(waiter)

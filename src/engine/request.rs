@@ -58,7 +58,8 @@ impl<A: Actor> Engine<A> {
     /// Handles the whole frames at the front of `bytes`, in order, and says
     /// how many bytes those were. It stops early when the replies have grown
     /// past [`ENOUGH`]: send them, then call again with the rest. Replies and
-    /// wake-ups are in `out` also when a later frame is in violation.
+    /// wake-ups are in `out` also when a later frame is in violation. Of a
+    /// session that has ended no frame is handled.
     ///
     /// # Errors
     /// The client broke the protocol: the connection must end. What came
@@ -70,6 +71,9 @@ impl<A: Actor> Engine<A> {
         bytes: &[u8],
         out: &mut Out,
     ) -> (usize, Result<Next, Violation>) {
+        if session.ended {
+            return (0, Ok(Next::Close));
+        }
         session.last_heard = now;
         let mut gathered = Gathered::default();
         let mut used = 0;
@@ -94,6 +98,9 @@ impl<A: Actor> Engine<A> {
             }
         };
         if !gathered.rung.is_empty() {
+            // Once for each cell, however often it was added to.
+            gathered.rung.sort_unstable();
+            gathered.rung.dedup();
             let mut parking = lock(&self.parking);
             for place in gathered.rung {
                 parking.ring(&self.actor, place, &mut gathered.done);
@@ -102,7 +109,7 @@ impl<A: Actor> Engine<A> {
         }
         deliver(gathered.done, out);
         if gathered.bye {
-            self.end(session.id, out);
+            self.end(session, out);
         }
         (used, result)
     }
@@ -324,6 +331,9 @@ impl<A: Actor> Engine<A> {
     ) -> Result<Result<(), Refused>, Violation> {
         let (record, rest) = wire::take::<OpenRecord>(Tag::Open, payload)?;
         let name = wire::name(Tag::Open, rest)?;
+        // First of all: nothing may be made under a number that cannot be, and
+        // when this is refused the number means nothing any more.
+        session.bind(record.array, None)?;
         let opened = match record.kind {
             0 => self.catalogued().get(name).map(|entry| (entry, false)),
             code => {
@@ -333,19 +343,14 @@ impl<A: Actor> Engine<A> {
             }
         };
         let (entry, created) = match opened {
-            Ok((entry, created)) => (Some(entry), created),
+            Ok(opened) => opened,
             Err(CatalogError::Missing) if record.kind != 0 => {
-                session.bind(record.array, None)?;
                 return Ok(Err((Refusal::ReadOnly, 0)));
             }
-            Err(e) => {
-                session.bind(record.array, None)?;
-                return Ok(Err((Refusal::Catalog(e), 0)));
-            }
+            Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };
-        let found = entry.as_ref().map(|e| (e.form, e.base));
-        session.bind(record.array, entry)?;
-        let Some((Form { kind, shape }, base)) = found else { unreachable!("an array was opened") };
+        let (Form { kind, shape }, base) = (entry.form, entry.base);
+        session.bind(record.array, Some(entry))?;
         let record = OpenedRecord {
             kind: kind as u8,
             created: created.into(),

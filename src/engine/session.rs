@@ -47,6 +47,8 @@ pub struct Session {
     pub route: Option<Route>,
     /// When its client last gave a sign, since the start of the server.
     pub last_heard: Duration,
+    /// It is over: said goodbye, or silent for too long.
+    pub ended: bool,
     last_request: u64,
     replies: VecDeque<(u64, Reply)>,
     reply_bytes: usize,
@@ -62,6 +64,7 @@ impl Session {
             access,
             route: None,
             last_heard: now,
+            ended: false,
             last_request: next_request.saturating_sub(1),
             replies: VecDeque::new(),
             reply_bytes: 0,

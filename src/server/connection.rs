@@ -3,7 +3,9 @@
 use crate::auth::ServerHandshake;
 use crate::engine::SharedSession;
 use mio::net::TcpStream;
-use std::io::{self, Read, Write};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::io;
 use std::net::Shutdown;
 
 /// Bytes that may wait to be sent before a client's further requests have to
@@ -66,9 +68,12 @@ impl Connection {
     /// As read(2): `EAGAIN` when there is nothing, `ECONNRESET`, ...
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.stream.read(buffer) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                other => return other,
+            // Straight to the system, here and in `write`: libc makes every
+            // call of a process with threads a point of cancellation.
+            match recv(&self.stream, &mut *buffer, RecvFlags::empty()) {
+                Ok((n, _)) => return Ok(n),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
             }
         }
     }
@@ -97,7 +102,7 @@ impl Connection {
             self.queue(bytes);
             return self.flush();
         }
-        let sent = write(&mut self.stream, bytes)?;
+        let sent = write(&self.stream, bytes)?;
         self.queue(&bytes[sent..]);
         Ok(())
     }
@@ -110,7 +115,7 @@ impl Connection {
         if self.outbox.is_empty() {
             return Ok(());
         }
-        self.sent += write(&mut self.stream, &self.outbox[self.sent..])?;
+        self.sent += write(&self.stream, &self.outbox[self.sent..])?;
         if self.sent == self.outbox.len() {
             // An idle client owns no buffer.
             self.outbox = Vec::new();
@@ -132,15 +137,15 @@ impl Connection {
 }
 
 /// Writes until all is written or the socket is full.
-fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
+fn write(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     let mut sent = 0;
     while sent < bytes.len() {
-        match stream.write(&bytes[sent..]) {
+        match send(stream, &bytes[sent..], SendFlags::NOSIGNAL) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => sent += n,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(Errno::AGAIN) => break,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(sent)

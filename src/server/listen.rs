@@ -48,9 +48,7 @@ const EAFNOSUPPORT: i32 = rustix::io::Errno::AFNOSUPPORT.raw_os_error();
 fn bind_error(addr: SocketAddr, e: &io::Error) -> Error {
     let why = match e.kind() {
         io::ErrorKind::AddrInUse => {
-            format!(
-                "address in use: another program listens on {addr}; choose another port, or 0 for a free one"
-            )
+            "address in use by another program; choose another port, or 0 for a free one".to_owned()
         }
         io::ErrorKind::AddrNotAvailable => {
             "no interface of this machine has that address; see `ip addr`".to_owned()

@@ -67,6 +67,7 @@ pub struct ServerBuilder {
     rdma: RdmaChoice,
     cpu_domain: bool,
     break_domain_rule: bool,
+    arrays: Vec<(String, Kind, usize, usize)>,
 }
 
 /// Whether a server offers RDMA.
@@ -160,13 +161,22 @@ impl ServerBuilder {
         self
     }
 
+    /// Creates an array before any client is let in, so that none that comes
+    /// early misses it.
+    #[must_use]
+    pub fn array(mut self, name: &str, kind: Kind, rows: usize, cols: usize) -> ServerBuilder {
+        self.arrays.push((name.to_owned(), kind, rows, cols));
+        self
+    }
+
     /// Starts the server: listens and returns. It raises the process's soft
     /// file limit to the hard one.
     ///
     /// # Errors
     /// [`Error::Bind`] names the address that cannot be had;
     /// [`Error::BadSetting`], [`Error::BadAddress`]; [`Error::Os`] for memory,
-    /// threads or file descriptors that the system refuses.
+    /// threads or file descriptors that the system refuses; as
+    /// [`Server::create`] for arrays.
     pub fn start(mut self) -> Result<Server> {
         self.check()?;
         if self.binds.is_empty() {
@@ -222,6 +232,9 @@ impl ServerBuilder {
         });
         // From here on dropping the server ends what has been started.
         let mut server = Server { shared: shared.clone(), addrs, threads: Vec::new() };
+        for (name, kind, rows, cols) in self.arrays {
+            server.create(&name, kind, rows, cols)?;
+        }
         let mut listeners = Some(listeners);
         for (index, poll) in polls.into_iter().enumerate() {
             let listeners = listeners.take().unwrap_or_default();
@@ -303,6 +316,7 @@ impl Server {
             rdma: RdmaChoice::Off,
             cpu_domain: false,
             break_domain_rule: false,
+            arrays: Vec::new(),
         }
     }
 
@@ -330,6 +344,18 @@ impl Server {
             .open(name, form)
             .map(|(_, created)| created)
             .map_err(|e| catalog_error(name, form, e))
+    }
+
+    /// The RDMA device and port that it offers, if any.
+    #[must_use]
+    pub fn rdma_device(&self) -> Option<String> {
+        self.shared.rdma.as_ref().map(|rdma| rdma.place())
+    }
+
+    /// Who changes the cells.
+    #[must_use]
+    pub fn domain(&self) -> Domain {
+        self.shared.domain
     }
 
     /// How many sessions live, those counted whose client is away.
@@ -393,7 +419,9 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
         CatalogError::Full { asked, free, largest } => {
             Error::SegmentFull { name, asked, free, largest }
         }
-        CatalogError::TooMany => Error::BadSelection { what: error.to_string() },
+        CatalogError::TooMany => {
+            Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
+        }
     }
 }
 

@@ -10,17 +10,22 @@ use crossbeam::queue::SegQueue;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use slab::Slab;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
 /// The adapter has something: doorbells of clients.
 const BELLS: Token = Token(usize::MAX - 1);
+const ALARM: Token = Token(usize::MAX - 2);
 /// Listeners have the tokens below this one, clients those above.
 const FIRST_CLIENT: usize = 1 << 16;
 
@@ -70,11 +75,48 @@ impl Mailbox {
     }
 }
 
+/// Ends the worker's sleep when something is due. A timeout of epoll would do
+/// too, but it sets and cancels a timer with every request.
+#[derive(Debug)]
+struct Alarm {
+    timer: OwnedFd,
+    /// When it goes off.
+    at: Option<Instant>,
+}
+
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        Ok(Alarm { timer: timerfd_create(TimerfdClockId::Monotonic, flags)?, at: None })
+    }
+
+    /// Goes off at `next` or before; costs nothing if it does so already. `now`
+    /// may be a moment old: it does not go off early by that.
+    fn set(&mut self, next: Instant, now: Instant) {
+        if self.at.is_some_and(|at| at <= next) {
+            return;
+        }
+        // No time at all would switch it off.
+        let left = next.saturating_duration_since(now).max(Duration::from_nanos(1));
+        let value = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
+        match timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once) {
+            Ok(_) => self.at = Some(next),
+            // A timer that exists cannot refuse; requests still wake us.
+            Err(error) => tracing::error!(%error, "cannot set a worker's alarm"),
+        }
+    }
+}
+
 /// A worker, before and while its thread runs.
 pub struct Worker {
     shared: Arc<Shared>,
     index: usize,
     poll: Poll,
+    alarm: Alarm,
     /// Worker 0 listens, and hands the clients out in turn.
     listeners: Vec<TcpListener>,
     accept_again: Option<Instant>,
@@ -88,6 +130,9 @@ pub struct Worker {
     scratch: Vec<u8>,
     out: Out,
     stopping: Option<Instant>,
+    /// When it last had something to do: the time of all that it does then, so
+    /// that a request costs one look at the clock.
+    now: Instant,
 }
 
 impl Worker {
@@ -120,10 +165,15 @@ impl Worker {
             let fd = rdma.events().as_raw_fd();
             poll.registry().register(&mut SourceFd(&fd), BELLS, Interest::READABLE)?;
         }
+        let alarm = Alarm::new()?;
+        // Edge-triggered, and set anew each time: it need not be read.
+        let source = &mut SourceFd(&alarm.timer.as_raw_fd());
+        poll.registry().register(source, ALARM, Interest::READABLE)?;
         Ok(Worker {
             shared,
             index,
             poll,
+            alarm,
             listeners,
             accept_again: None,
             next_worker: 0,
@@ -134,39 +184,44 @@ impl Worker {
             scratch: vec![0; SCRATCH],
             out: Out::default(),
             stopping: None,
+            now: Instant::now(),
         })
     }
 
     /// Runs until the server stops.
     pub fn run(mut self) {
         let mut events = Events::with_capacity(1024);
-        let mut last_active = Instant::now();
+        let mut now = Instant::now();
+        let mut last_active = now;
         let mut next_tick = last_active + TICK_EVERY;
         let mut next_sweep = last_active;
         loop {
-            let now = Instant::now();
             let spinning = now.duration_since(last_active) < self.shared.spin;
             let timeout = if spinning || !self.again.is_empty() {
-                Duration::ZERO
+                Some(Duration::ZERO)
             } else {
                 let sweeping = self.index == 0 && self.shared.engine.parked() > 0;
                 let next = if sweeping { next_sweep.min(next_tick) } else { next_tick };
                 let next = self.accept_again.map_or(next, |at| next.min(at));
-                next.saturating_duration_since(now)
+                self.alarm.set(next, now);
+                None
             };
-            if let Err(error) = self.poll.poll(&mut events, Some(timeout))
+            if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 tracing::error!(%error, "epoll failed; a worker stops");
                 return;
             }
-            if !events.is_empty() {
-                last_active = Instant::now();
+            now = Instant::now();
+            self.now = now;
+            if events.iter().any(|event| event.token() != ALARM) {
+                last_active = now;
             }
             for event in &events {
                 match event.token() {
                     WAKER => self.read_mail(),
                     BELLS => self.answer_bells(),
+                    ALARM => self.alarm.at = None,
                     Token(i) if i < FIRST_CLIENT => self.accept(i),
                     Token(i) => {
                         let key = i - FIRST_CLIENT;
@@ -184,7 +239,6 @@ impl Worker {
                     self.receive(key);
                 }
             }
-            let now = Instant::now();
             if self.index == 0 && now >= next_sweep && self.shared.engine.parked() > 0 {
                 self.shared.engine.sweep(&mut self.out);
                 self.post_out();
@@ -678,22 +732,20 @@ impl Worker {
         let Phase::Open { session, id } = &client.phase else {
             return 0;
         };
-        let (session, id, serial) = (session.clone(), *id, client.serial);
-        let mut reply = std::mem::take(&mut self.out.reply);
-        reply.clear();
-        self.out.reply = reply;
+        let (id, serial) = (*id, client.serial);
+        self.out.reply.clear();
+        let now = self.now.saturating_duration_since(self.shared.started);
         let (used, result) = {
-            let mut session = lock(&session);
+            let mut session = lock(session);
             if session.route != Some(self.route(key, serial)) {
                 drop(session);
                 self.close(key, "its session has moved");
                 return 0;
             }
             take_unclear();
-            let handled =
-                self.shared.engine.handle(self.shared.now(), &mut session, bytes, &mut self.out);
+            let handled = self.shared.engine.handle(now, &mut session, bytes, &mut self.out);
             if take_unclear() {
-                self.shared.engine.forget(&session, &mut self.out);
+                self.shared.engine.forget(&mut session, &mut self.out);
             }
             handled
         };

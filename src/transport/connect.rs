@@ -30,14 +30,17 @@ pub(crate) struct Target {
 /// Connects to the first address of the target that takes it, and shakes
 /// hands. Blocks for the target's timeout at most.
 pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(TcpStream, Welcome)> {
-    let deadline = Instant::now() + target.timeout;
+    let deadline = soon_enough(target.timeout);
     let mut last = None;
-    for addr in resolve(&target.addr)? {
+    let addrs = resolve(&target.addr)?;
+    for (i, &addr) in addrs.iter().enumerate() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             break;
         }
-        match TcpStream::connect_timeout(&addr, left) {
+        // One that is silent must leave time for those behind it.
+        let share = left / (addrs.len() - i) as u32;
+        match TcpStream::connect_timeout(&addr, share) {
             Ok(stream) => {
                 return shake_hands(target, &stream, addr, resume, deadline).map(|w| (stream, w));
             }
@@ -53,6 +56,12 @@ pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(TcpStream, Wel
         None => format!("no answer within {}", seconds(target.timeout)),
     };
     Err(Error::Unreachable { addr: target.addr.clone(), why })
+}
+
+/// That long from now; in a year if it is longer than that, since a clock
+/// cannot be asked for any time.
+pub(crate) fn soon_enough(time: Duration) -> Instant {
+    Instant::now() + time.min(Duration::from_secs(365 * 86_400))
 }
 
 /// The system's message without its number.

@@ -2,7 +2,7 @@
 
 use crate::args::seconds;
 use crate::failure::Failure;
-use farcell::{Client, ClientBuilder, DEFAULT_PORT};
+use farcell::{Client, ClientBuilder, DEFAULT_PORT, TransportChoice};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +26,17 @@ pub struct Connection {
     /// How long to wait for a lost connection to come back [default: 30]
     #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
     pub reconnect: Option<Duration>,
+    /// By which way: auto, tcp or rdma; rdma fails where it cannot be had. -v
+    /// shows the choice and its reasons [env: FARCELL_TRANSPORT, default: auto]
+    #[arg(long, global = true, value_name = "WAY")]
+    transport: Option<TransportChoice>,
+    /// The RDMA device [env: FARCELL_DEVICE, default: the first that works]
+    #[arg(long, global = true, value_name = "NAME[:PORT]")]
+    device: Option<String>,
+    /// Place of the GID in the port's table [env: FARCELL_GID_INDEX, default:
+    /// all are tried]
+    #[arg(long, global = true, value_name = "N")]
+    gid_index: Option<u32>,
 }
 
 impl Connection {
@@ -57,6 +68,15 @@ impl Connection {
         }
         if let Some(time) = self.reconnect {
             builder = builder.reconnect_for(time);
+        }
+        if let Some(choice) = self.transport {
+            builder = builder.transport(choice);
+        }
+        if let Some(device) = &self.device {
+            builder = builder.device(device);
+        }
+        if let Some(index) = self.gid_index {
+            builder = builder.gid_index(index);
         }
         Ok(builder)
     }

@@ -47,11 +47,10 @@ struct Cli {
 #[derive(Debug, clap::Args)]
 struct Global {
     /// Print JSON, one object a line, in place of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 1000)]
     json: bool,
-    /// Log more to stderr; repeat for still more. FARCELL_LOG takes a level or
-    /// a filter such as farcell=debug
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    /// Log more to stderr; repeat for still more (see FARCELL_LOG)
+    #[arg(short, long, global = true, display_order = 1001, action = clap::ArgAction::Count)]
     verbose: u8,
     #[command(flatten)]
     connection: Connection,
@@ -150,8 +149,8 @@ fn run() -> Result<Answer, Failure> {
 }
 
 /// Arguments of the connection, which are global.
-const CLIENT_ARGS: [&str; 5] =
-    ["authkey_file", "addr", "connect_timeout", "wait_server", "reconnect"];
+const CLIENT_ARGS: [&str; 7] =
+    ["authkey_file", "addr", "transport", "device", "connect_timeout", "wait_server", "reconnect"];
 
 /// Refuses arguments that were given to a command which would ignore them.
 fn refuse_given(matches: &ArgMatches, names: &[&str]) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use crate::failure::{Answer, Failure};
 use crate::output::Output;
 use crate::ready::{ReadyFd, ReadyFile};
 use crate::signals;
-use farcell::{Error, Key, Server};
+use farcell::{Error, Key, RdmaChoice, Server};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -27,7 +27,8 @@ Without --authkey-file and FARCELL_AUTHKEY_FILE the key is the user's own,
 same user find it there. A key never goes on a command line.
 
 JSON, one line when it is ready: {\"address\", \"listening\": [...], \"authkey_file\",
-\"authkey_is_new\", \"pid\"}; address is the one to give to clients.
+\"authkey_is_new\", \"pid\", \"rdma\", \"domain\"}; address is the one to give to clients,
+rdma the device and port or null, domain who changes the cells: cpu or hca.
 
 Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array), 5 any
 other failure, such as an address in use")]
@@ -61,6 +62,14 @@ pub struct Serve {
     /// Most clients at a time [default: as many as the file limit allows]
     #[arg(long, value_name = "N")]
     max_clients: Option<usize>,
+    /// Offer RDMA: off, auto (where a device works), or a device, which must
+    /// work then [default: off]
+    #[arg(long, value_name = "auto|off|NAME[:PORT]", value_parser = rdma_choice)]
+    rdma: Option<RdmaChoice>,
+    /// Let the CPU change the cells although the adapter could: one hot counter
+    /// is faster there. RDMA clients still read by themselves
+    #[arg(long)]
+    cpu_domain: bool,
     /// Write the address to this file, whole, when the server is ready; the
     /// file is removed at the end
     #[arg(long, value_name = "PATH")]
@@ -78,6 +87,17 @@ struct Ready {
     authkey_file: PathBuf,
     authkey_is_new: bool,
     pid: u32,
+    rdma: Option<String>,
+    domain: String,
+}
+
+fn rdma_choice(text: &str) -> Result<RdmaChoice, String> {
+    match text {
+        "" => Err("give auto, off or the name of a device".to_owned()),
+        "off" => Ok(RdmaChoice::Off),
+        "auto" => Ok(RdmaChoice::Auto),
+        name => Ok(RdmaChoice::Device(name.to_owned())),
+    }
 }
 
 impl Serve {
@@ -92,15 +112,14 @@ impl Serve {
 
         let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
         let server = self.start(key)?;
-        for Spec { name, kind, rows, cols } in &self.arrays {
-            server.create(name, *kind, *rows, *cols)?;
-        }
         let ready = Ready {
             address: server.address(),
             listening: server.local_addrs().iter().map(ToString::to_string).collect(),
             authkey_file,
             authkey_is_new,
             pid: std::process::id(),
+            rdma: server.rdma_device(),
+            domain: server.domain().to_string(),
         };
         let ready_file =
             self.ready_file.map(|path| ReadyFile::write(&path, &ready.address)).transpose()?;
@@ -120,6 +139,9 @@ impl Serve {
         for bind in &self.bind {
             builder = builder.bind(bind);
         }
+        for Spec { name, kind, rows, cols } in &self.arrays {
+            builder = builder.array(name, *kind, *rows, *cols);
+        }
         if let Some(port) = self.port {
             builder = builder.bind(format!("[::]:{port}"));
         }
@@ -135,6 +157,12 @@ impl Serve {
         }
         if let Some(cells) = self.capacity {
             builder = builder.capacity(cells);
+        }
+        if let Some(choice) = &self.rdma {
+            builder = builder.rdma(choice.clone());
+        }
+        if self.cpu_domain {
+            builder = builder.cpu_domain();
         }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
@@ -175,6 +203,9 @@ fn describe(ready: &Ready) -> String {
     let mut text = String::new();
     for addr in &ready.listening {
         text.push_str(&format!("listening on {addr}\n"));
+    }
+    if let Some(place) = &ready.rdma {
+        text.push_str(&format!("offering RDMA on {place}, domain {}\n", ready.domain));
     }
     let made = if ready.authkey_is_new { " (new, made just now)" } else { "" };
     text.push_str(&format!("key file {}{made}\n", ready.authkey_file.display()));

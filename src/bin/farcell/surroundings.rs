@@ -6,7 +6,14 @@ use std::io;
 use tracing_subscriber::EnvFilter;
 
 const LOG: &str = "FARCELL_LOG";
-const KNOWN: [&str; 3] = ["FARCELL_ADDR", "FARCELL_AUTHKEY_FILE", LOG];
+const KNOWN: [&str; 6] = [
+    "FARCELL_ADDR",
+    "FARCELL_AUTHKEY_FILE",
+    "FARCELL_TRANSPORT",
+    "FARCELL_DEVICE",
+    "FARCELL_GID_INDEX",
+    LOG,
+];
 
 /// Starts logging to stderr. `-v` beats `FARCELL_LOG`. Without either a server
 /// logs warnings; the other commands say what went wrong themselves, once.

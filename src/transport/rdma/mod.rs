@@ -196,6 +196,34 @@ impl Rdma {
         Some(Error::OutcomeUnknown { addr, op: op.name(), why }.into())
     }
 
+    /// Loads and adds that are under way together.
+    fn load_and_add(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
+        let adds = ops.iter().any(|op| op.op == Op::Add);
+        let rails = self.rails().filter(|rails| !adds || self.changes_here(rails));
+        let placed = ops
+            .iter()
+            .map(|op| {
+                let (_, bound) = self.way(op.array)?;
+                bound.guesses.get(op.offset as usize)?;
+                Some((bound.base + op.offset, op.op, op.a))
+            })
+            .collect::<Option<Vec<_>>>();
+        let (Some(rails), Some(placed)) = (rails, placed) else {
+            return self.link.execute_all(ops);
+        };
+        let mut words = vec![None; ops.len()];
+        if let Err(trouble) = rails.load_and_add(&placed, &mut words) {
+            self.give_up(&rails, &trouble);
+            let rest = &ops[words.iter().flatten().count()..];
+            if let Some(failure) = rest.iter().find_map(|op| self.unknown(op.op, &trouble)) {
+                return Err(failure);
+            }
+            let done = words.into_iter().flatten();
+            return Ok(done.chain(self.link.execute_all(rest)?).collect());
+        }
+        Ok(words.into_iter().flatten().collect())
+    }
+
     fn changes_here(&self, rails: &Rails) -> bool {
         rails.atomics && self.link.welcome().access == Access::ReadWrite
     }
@@ -226,11 +254,17 @@ impl Transport for Rdma {
     }
 
     fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
-        // One after another, since they must happen in their order.
-        if ops.iter().any(|op| self.way(op.array).is_none()) {
-            return self.link.execute_all(ops);
+        // In their order: loads and adds can be under way together, since they
+        // never have to be tried again; each of the others goes alone.
+        let together = |op: &CellOp| matches!(op.op, Op::Load | Op::Add);
+        let mut words = Vec::with_capacity(ops.len());
+        for part in ops.chunk_by(|a, b| together(a) && together(b)) {
+            match part {
+                [one] => words.push(self.execute(*one)?),
+                _ => words.extend(self.load_and_add(part)?),
+            }
         }
-        ops.iter().map(|&op| self.execute(op)).collect()
+        Ok(words)
     }
 
     fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
@@ -250,8 +284,26 @@ impl Transport for Rdma {
         if op.is_read() || !self.changes_here(&rails) {
             return self.link.execute_runs(op, array, runs);
         }
-        let offsets = runs.iter().flat_map(|run| run.offsets());
-        offsets.map(|offset| self.execute(CellOp { op, array, offset, a: 0, b: 0 })).collect()
+        let offsets: Vec<u32> = runs.iter().flat_map(|run| run.offsets()).collect();
+        let cells = offsets
+            .iter()
+            .map(|&offset| Some((bound.base + offset, bound.guesses.get(offset as usize)?)))
+            .collect::<Option<Vec<_>>>();
+        let Some(cells) = cells else {
+            return self.link.execute_runs(op, array, runs);
+        };
+        let mut words = vec![None; cells.len()];
+        if let Err(trouble) = rails.change_all(op, &cells, &mut words) {
+            self.give_up(&rails, &trouble);
+            // Setting and clearing can be done twice.
+            let rest = offsets.iter().zip(&words).filter(|(_, word)| word.is_none());
+            let rest: Vec<Run> = rest.map(|(&offset, _)| Run::one(offset)).collect();
+            let mut late = self.link.execute_runs(op, array, &rest)?.into_iter();
+            for word in words.iter_mut().filter(|word| word.is_none()) {
+                *word = late.next();
+            }
+        }
+        Ok(words.into_iter().flatten().collect())
     }
 
     fn wait(

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const DEPTH: u32 = 128;
 /// Notifications that may be waiting for us.
 const NOTES: u32 = 64;
+/// Requests that are posted together, a few less than fit.
+const PIPELINE: usize = DEPTH as usize - 8;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
 /// A sleeper looks at its patience this often.
@@ -391,17 +393,22 @@ impl Rails {
         }
     }
 
-    /// Tells the server's CPU that a cell with waiters was changed, and does
-    /// not wait until it has got there: the next request stands for it too.
+    /// Tells the server's CPU that a cell with waiters was changed, and mostly
+    /// does not wait until it has got there: the next request stands for it too.
     fn ring(lane: &Lane, place: u32) {
         // The change is done. Should the bell not get through, the server's
         // sweep finds the cell; so this is no trouble of the operation.
-        match lane.queue.post(Request::doorbell(place).unsignalled()) {
-            Ok(_) => lane.rung.store(true, Ordering::Relaxed),
-            Err(error) => {
-                tracing::warn!(%error, "a doorbell did not get through");
-                lane.broken.store(true, Ordering::Relaxed);
-            }
+        let doorbell = Request::doorbell(place);
+        let result = if lane.queue.outstanding() < DEPTH - PIPELINE as u32 - 1 {
+            lane.rung.store(true, Ordering::Relaxed);
+            lane.queue.post(doorbell.unsignalled()).map(drop).map_err(|e| Trouble::before(&e))
+        } else {
+            // There must be room for the requests of the next operation.
+            lane.run(doorbell)
+        };
+        if let Err(trouble) = result {
+            tracing::warn!(why = trouble.why, "a doorbell did not get through");
+            lane.broken.store(true, Ordering::Relaxed);
         }
     }
 
@@ -414,6 +421,99 @@ impl Rails {
                 tracing::warn!(%error, "cannot shut a queue pair");
             }
         }
+    }
+
+    /// Loads and adds, as many under way as there can be, done in their order.
+    /// The answers of those that are known to be done are filled in.
+    pub fn load_and_add(
+        &self,
+        ops: &[(u32, Op, u64)],
+        words: &mut [Option<u64>],
+    ) -> Result<(), Trouble> {
+        let lane = self.lane();
+        for (ops, words) in ops.chunks(PIPELINE).zip(words.chunks_mut(PIPELINE)) {
+            let requests = ops
+                .iter()
+                .enumerate()
+                .map(|(i, &(place, op, a))| {
+                    let (word, cell) = (lane.word(i)?, self.cell(place));
+                    Ok(match op {
+                        Op::Add => Request::fetch_add(word, cell, a << 1),
+                        _ => Request::read(word, cell),
+                    })
+                })
+                .collect::<Result<Vec<_>, Trouble>>()?;
+            lane.run_all(&requests)?;
+            let mut rung = Vec::new();
+            for (i, (&(place, op, _), word)) in ops.iter().zip(words).enumerate() {
+                let old = lane.value(i);
+                *word = Some(old);
+                if op == Op::Add && is_waiting(old) {
+                    rung.push(place);
+                }
+            }
+            rung.sort_unstable();
+            rung.dedup();
+            rung.into_iter().for_each(|place| Self::ring(&lane, place));
+        }
+        Ok(())
+    }
+
+    /// Sets or clears many events, in no particular order among them, with as
+    /// many atomics under way as there can be. The answers of those that are
+    /// known to be done are filled in.
+    pub fn change_all(
+        &self,
+        op: Op,
+        cells: &[(u32, &AtomicU64)],
+        words: &mut [Option<u64>],
+    ) -> Result<(), Trouble> {
+        let lane = self.lane();
+        // Which cell, and the word that it is taken to hold. Relaxed: a guess is
+        // checked by the adapter.
+        let mut tries: Vec<(usize, u64)> = cells
+            .iter()
+            .enumerate()
+            .map(|(i, (_, guess))| (i, guess.load(Ordering::Relaxed)))
+            .collect();
+        while !tries.is_empty() {
+            let mut again = Vec::new();
+            for chunk in tries.chunks(PIPELINE) {
+                let requests = chunk
+                    .iter()
+                    .enumerate()
+                    .map(|(slot, &(i, word))| {
+                        let (into, cell) = (lane.word(slot)?, self.cell(cells[i].0));
+                        Ok(match change(op, word, 0, 0) {
+                            Change::Swap(new) => Request::compare_swap(into, cell, word, new),
+                            _ => Request::read(into, cell),
+                        })
+                    })
+                    .collect::<Result<Vec<_>, Trouble>>()?;
+                lane.run_all(&requests)?;
+                for (slot, &(i, word)) in chunk.iter().enumerate() {
+                    let (place, guess) = cells[i];
+                    let found = lane.value(slot);
+                    match change(op, word, 0, 0) {
+                        Change::Swap(new) if found == word => {
+                            guess.store(new, Ordering::Relaxed);
+                            words[i] = Some(found);
+                            if is_waiting(found) {
+                                Self::ring(&lane, place);
+                            }
+                            continue;
+                        }
+                        _ => guess.store(found, Ordering::Relaxed),
+                    }
+                    match change(op, found, 0, 0) {
+                        Change::Swap(_) => again.push((i, found)),
+                        _ => words[i] = Some(found),
+                    }
+                }
+            }
+            tries = again;
+        }
+        Ok(())
     }
 
     /// Reads many cells, with as many READs under way as there can be.
@@ -445,7 +545,7 @@ impl Rails {
         for run in runs {
             let mut at = 0;
             while at < run.count {
-                if filled == capacity || parts.len() + 1 > DEPTH as usize - 8 {
+                if filled == capacity || parts.len() == PIPELINE {
                     flush(&mut parts, &mut filled, words)?;
                 }
                 let n = if run.stride == 1 {

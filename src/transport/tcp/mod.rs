@@ -1,7 +1,12 @@
 //! Operations as frames on a TCP connection.
 
+mod life;
 mod link;
+mod reading;
 mod resume;
+mod state;
+mod waits;
+mod writing;
 
 pub(crate) use link::{Link, Settings};
 
@@ -14,7 +19,7 @@ use crate::wire::{
     self, HEADER, Header, OpRecord, OpenRecord, OpenedRecord, RunRecord, RunsHead, Tag, WaitHead,
     WaitRecord,
 };
-use link::{Reply, Request};
+use state::{Frame, Reply, Request};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -103,6 +108,15 @@ impl From<CellOp> for OpRecord {
 
 /// Operations that go in one frame.
 fn ops_request(ops: &[CellOp]) -> Request {
+    if let &[op] = ops {
+        return Request {
+            frame: Frame::one(&op.into()),
+            name: op.op.name(),
+            repeatable: op.op.is_repeatable(),
+            reads: op.op.is_read(),
+            reply_bytes: HEADER + 8,
+        };
+    }
     let size = size_of::<OpRecord>();
     let mut frame = Vec::with_capacity(HEADER + ops.len() * size);
     let header = Header::new(Tag::Ops, 0, ops.len() * size);
@@ -114,11 +128,9 @@ fn ops_request(ops: &[CellOp]) -> Request {
         reads &= op.op.is_read();
         frame.extend_from_slice(bytemuck::bytes_of(&OpRecord::from(op)));
     }
-    let name = match ops {
-        [one] => one.op.name(),
-        _ => "a batch",
-    };
-    Request { frame, name, repeatable, reads, reply_bytes: HEADER + ops.len() * 8 }
+    let name = "a batch";
+    let reply_bytes = HEADER + ops.len() * 8;
+    Request { frame: Frame::many(frame), name, repeatable, reads, reply_bytes }
 }
 
 impl Link {
@@ -188,7 +200,7 @@ impl Link {
             return Err(Error::BadSelection { what }.into());
         };
         let reply = self.call(Request {
-            frame: open(number),
+            frame: Frame::many(open(number)),
             name: "open",
             repeatable: true,
             reads: false,
@@ -213,7 +225,7 @@ impl Link {
     pub(crate) fn ask(&self, tag: Tag, name: &str) -> Result<Vec<u8>, Failure> {
         let reads = tag != Tag::Remove;
         let reply = self.call(Request {
-            frame: frame(tag, &[name.as_bytes()]),
+            frame: Frame::many(frame(tag, &[name.as_bytes()])),
             name: if reads { "list" } else { "remove" },
             repeatable: reads,
             reads,
@@ -244,7 +256,7 @@ impl Transport for Link {
         self.words_of(parcels(runs).map(|(records, cells)| {
             let bytes = bytemuck::cast_slice(&records);
             let request = Request {
-                frame: frame(Tag::Runs, &[bytemuck::bytes_of(&head), bytes]),
+                frame: Frame::many(frame(Tag::Runs, &[bytemuck::bytes_of(&head), bytes])),
                 name: op.name(),
                 repeatable: op.is_repeatable(),
                 reads: op.is_read(),

@@ -11,7 +11,7 @@ pub use learner::{COMMAND, main as learner};
 use crate::failure::{Answer, Failure};
 use crate::output::Output;
 use crate::signals;
-use farcell::{Client, Error, Key, Server};
+use farcell::{Client, Error, Key, Server, TransportChoice};
 use learner::{Learners, News};
 use progress::Progress;
 use report::Results;
@@ -92,7 +92,8 @@ impl Demo {
         let secret = random_key()?;
         let key = Key::new(secret.clone()).map_err(Error::from)?;
         let server = self.server(key.clone())?;
-        let client = Client::builder().addr(server.address()).key(key).connect()?;
+        let client = Client::builder().addr(server.address()).key(key);
+        let client = client.transport(TransportChoice::Tcp).connect()?;
         let task = Task {
             addr: server.address(),
             key: secret,

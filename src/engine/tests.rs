@@ -1,1 +1,0 @@
-#![allow(dead_code)]

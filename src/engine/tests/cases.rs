@@ -1,0 +1,150 @@
+//! Cases that the engine must get right, one by one.
+
+use super::model::{Ask, Cells, TOO_MANY_WAITS};
+use super::{Frame, encode, frames};
+use crate::auth::Access;
+use crate::engine::parking::MAX_PARKED_CELLS;
+use crate::engine::{Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::segment::Segment;
+use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
+use std::time::{Duration, Instant};
+
+const LEASE: Duration = Duration::from_secs(1);
+const NOW: Duration = Duration::from_secs(100);
+
+struct One {
+    engine: Engine<Segment>,
+    session: SharedSession,
+}
+
+impl One {
+    /// An engine with one session, which has opened an event array as 0.
+    fn new() -> One {
+        let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE);
+        let newcomer = Newcomer {
+            access: Access::ReadWrite,
+            resume: None,
+            next_request: 1,
+            fresh: 1,
+            route: 1,
+        };
+        let session = engine.attach(&newcomer, NOW, &mut Out::default()).session;
+        let one = One { engine, session };
+        let open = Ask::Open { number: 0, name: "a".into(), kind: 1, rows: 1, cols: 8 };
+        assert_eq!(one.ask(&[(1, open)])[0].0.tag, Tag::Opened as u8);
+        one
+    }
+
+    /// What all these are answered by, wake-ups last.
+    fn ask(&self, asks: &[(u64, Ask)]) -> Vec<Frame> {
+        let bytes: Vec<u8> = asks.iter().flat_map(|(id, ask)| encode(ask, *id, 0)).collect();
+        let mut out = Out::default();
+        let (used, next) = self.engine.handle(NOW, &mut lock(&self.session), &bytes, &mut out);
+        assert_eq!((used, next), (bytes.len(), Ok(Next::Continue)));
+        let mail = out.mail.iter().flat_map(|(_, bytes)| frames(bytes));
+        frames(&out.reply).into_iter().chain(mail).collect()
+    }
+}
+
+fn wait(comparison: u8, cells: Cells, value: i64) -> Ask {
+    Ask::Wait { need: cells.1, records: vec![(0, comparison, cells, value)] }
+}
+
+fn set() -> Ask {
+    Ask::Ops(vec![(2, 0, 0, 0, 0)])
+}
+
+fn tags(frames: &[Frame]) -> Vec<u8> {
+    frames.iter().map(|(header, _)| header.tag).collect()
+}
+
+#[test]
+fn a_session_that_has_ended_parks_no_wait() {
+    let one = One::new();
+    one.engine.expire(NOW + LEASE + LEASE, &mut Out::default());
+    let mut out = Out::default();
+    let bytes = encode(&wait(0, (0, 1, 1), 0), 1, 0);
+    let (_, next) = one.engine.handle(NOW, &mut lock(&one.session), &bytes, &mut out);
+    assert_eq!(next, Ok(Next::Close));
+    assert!(out.reply.is_empty());
+    assert_eq!(one.engine.parked(), 0);
+}
+
+#[test]
+fn a_set_before_the_cancel_satisfies_the_wait() {
+    let one = One::new();
+    let answers = one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, set()), (1, Ask::Cancel)]);
+    assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Woken as u8]);
+    assert_eq!(one.engine.parked(), 0);
+}
+
+#[test]
+fn a_set_before_the_removal_satisfies_the_wait() {
+    let one = One::new();
+    let answers = one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, set()), (3, Ask::Remove("a".into()))]);
+    assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Words as u8, Tag::Woken as u8]);
+    assert_eq!(one.engine.parked(), 0);
+}
+
+#[test]
+fn an_array_under_an_impossible_number_is_not_made() {
+    let one = One::new();
+    let open =
+        Ask::Open { number: MAX_ARRAYS_OPEN as u16, name: "b".into(), kind: 1, rows: 1, cols: 1 };
+    let bytes = encode(&open, 2, 0);
+    let (_, next) = one.engine.handle(NOW, &mut lock(&one.session), &bytes, &mut Out::default());
+    assert_eq!(next, Err(Violation::Field("array")));
+    let known = Ask::Open { number: 1, name: "b".into(), kind: 0, rows: 0, cols: 0 };
+    assert_eq!(tags(&one.ask(&[(3, known)])), [Tag::Refused as u8]);
+}
+
+/// As many times the same cell as a wait may name: a small frame.
+const OFTEN: Cells = (0, MAX_WAIT_CELLS as u32, 0);
+
+#[test]
+fn answers_that_nobody_acknowledges_are_limited() {
+    let one = One::new();
+    one.ask(&[(2, set())]);
+    let satisfied = wait(0, OFTEN, 0);
+    let fit = (MAX_PARKED_CELLS / MAX_WAIT_CELLS) as u64;
+    for id in 1..=fit {
+        assert_eq!(tags(&one.ask(&[(id, satisfied.clone())])), [Tag::Woken as u8]);
+    }
+    let more = fit + 1;
+    let (header, payload) = one.ask(&[(more, satisfied.clone())]).remove(0);
+    assert_eq!(header.tag, Tag::WaitRefused as u8);
+    let (record, _) = take::<ErrorRecord>(Tag::WaitRefused, &payload).unwrap();
+    assert_eq!(record.code, TOO_MANY_WAITS);
+    assert_eq!(tags(&one.ask(&[(fit, Ask::WaitDone), (more, satisfied)])), [Tag::Woken as u8]);
+}
+
+#[test]
+fn waits_that_name_one_cell_often_do_not_stall_the_others() {
+    let one = One::new();
+    for id in 1..=4 {
+        assert!(one.ask(&[(id, wait(0, OFTEN, 0))]).is_empty());
+    }
+    let begun = Instant::now();
+    for id in 1..=4 {
+        assert_eq!(tags(&one.ask(&[(id, Ask::Cancel)])), [Tag::Cancelled as u8]);
+    }
+    // A second at most in a debug build; minutes when every cell that is named
+    // is a walk through all waiters.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn many_adds_to_a_cell_with_many_waiters_do_not_stall_the_others() {
+    let one = One::new();
+    let open = Ask::Open { number: 1, name: "b".into(), kind: 2, rows: 1, cols: 1 };
+    one.ask(&[(2, open)]);
+    for id in 1..=4 {
+        let never = Ask::Wait { need: OFTEN.1, records: vec![(1, 5, OFTEN, -1)] };
+        assert!(one.ask(&[(id, never)]).is_empty());
+    }
+    let begun = Instant::now();
+    let adds = Ask::Ops(vec![(6, 1, 0, 1, 0); 32 * 1024]);
+    assert_eq!(tags(&one.ask(&[(3, adds)])), [Tag::Words as u8]);
+    // As above: one look at the waiters, not one for each add.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}

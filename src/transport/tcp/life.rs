@@ -1,0 +1,252 @@
+//! A connection's end, its return, and the signs of life in between.
+
+use super::link::Link;
+use super::state::{Down, Status, stamp, take_done};
+use crate::auth::{Resume, Welcome};
+use crate::engine::lock;
+use crate::error::{Error, seconds};
+use crate::wire::{self, Tag};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Link {
+    /// This connection is of no use any more. Someone else may have found out
+    /// before, and there may be another one already.
+    pub(super) fn broken(&self, socket: &Arc<TcpStream>, why: &str) {
+        let mut state = lock(&self.state);
+        if !state.socket.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket)) {
+            return;
+        }
+        state.socket = None;
+        // Whoever reads or writes it wakes up. It may be closed already.
+        let _ = socket.shutdown(Shutdown::Both);
+        state.down = Some(Down { since: Instant::now(), why: why.to_owned() });
+        state.wake_all();
+        drop(state);
+        tracing::info!(addr = self.settings.target.addr, why, "lost the connection");
+        self.bring_back();
+    }
+
+    /// Starts a thread that connects again, unless there is one.
+    pub(super) fn bring_back(&self) {
+        let mut state = lock(&self.state);
+        if state.closed || state.socket.is_some() || state.reconnecting {
+            return;
+        }
+        let me = self.me.clone();
+        let spawned = std::thread::Builder::new()
+            .name("farcell-reconnect".to_owned())
+            .spawn(move || super::resume::reconnect(&me));
+        match spawned {
+            Ok(_) => state.reconnecting = true,
+            // The keeper tries again with its next look.
+            Err(error) => tracing::warn!(%error, "cannot start a thread to reconnect"),
+        }
+    }
+
+    /// What to ask the server for when connecting again; `None` when there is
+    /// no need to connect.
+    pub(super) fn resume_request(&self) -> Option<Resume> {
+        let mut state = lock(&self.state);
+        if state.closed || state.socket.is_some() {
+            state.reconnecting = false;
+            return None;
+        }
+        Some(Resume {
+            incarnation: state.welcome.incarnation,
+            session: state.welcome.session,
+            next_request: state.answered + 1,
+        })
+    }
+
+    /// An attempt to connect has failed.
+    pub(super) fn still_down(&self, error: &Error) {
+        let why = match error {
+            Error::Unreachable { why, .. } => why.clone(),
+            other => other.to_string(),
+        };
+        if let Some(down) = &mut lock(&self.state).down {
+            down.why = why;
+        }
+    }
+
+    /// The frames that open the session's arrays.
+    pub(super) fn bindings(&self) -> Vec<Arc<Vec<u8>>> {
+        lock(&self.state).bindings.iter().flatten().cloned().collect()
+    }
+
+    /// Remembers how an array is opened under a free number, and returns that
+    /// number. An array that is opened in the same way keeps the one it has.
+    pub(super) fn add_binding(&self, frame: impl Fn(u16) -> Vec<u8>) -> Option<u16> {
+        let mut state = lock(&self.state);
+        let mut free = state.bindings.len();
+        for (number, binding) in state.bindings.iter().enumerate() {
+            match binding {
+                Some(bytes) if **bytes == frame(number as u16) => return Some(number as u16),
+                Some(_) => {}
+                None => free = free.min(number),
+            }
+        }
+        let number = u16::try_from(free).ok()?;
+        if free >= wire::MAX_ARRAYS_OPEN {
+            return None;
+        }
+        if free == state.bindings.len() {
+            state.bindings.push(None);
+        }
+        state.bindings[free] = Some(Arc::new(frame(number)));
+        Some(number)
+    }
+
+    /// The array could not be opened: its number is free again.
+    pub(super) fn drop_binding(&self, number: u16) {
+        if let Some(binding) = lock(&self.state).bindings.get_mut(usize::from(number)) {
+            *binding = None;
+        }
+    }
+
+    /// The connection is back: sends all that is pending.
+    pub(super) fn back(&self, socket: TcpStream, welcome: Welcome) {
+        let _writing = lock(&self.writing);
+        let mut state = lock(&self.state);
+        state.reconnecting = false;
+        if state.closed {
+            return;
+        }
+        if !welcome.resumed {
+            state.forget_unrepeatable(&self.settings.target.addr);
+            // The server knows nothing of them.
+            state.done_waits.clear();
+        }
+        let socket = Arc::new(socket);
+        let mut bytes = Vec::new();
+        let answered = state.answered;
+        for call in state.calls.iter_mut().filter(|call| !call.over) {
+            let start = bytes.len();
+            bytes.extend_from_slice(call.bytes.as_slice());
+            stamp(&mut bytes[start..], call.id, answered);
+            call.sent_again = call.sent;
+            call.sent = true;
+        }
+        for (&id, wait) in &state.waits {
+            if wait.answer.is_some() {
+                continue;
+            }
+            if !wait.abandoned {
+                bytes.extend_from_slice(&wait.bytes);
+            }
+            if wait.cancelling {
+                wire::push(&mut bytes, Tag::Cancel, id, &[]);
+            }
+        }
+        let done = take_done(&mut state);
+        state.welcome = welcome;
+        state.socket = Some(socket.clone());
+        state.down = None;
+        state.last_heard = Instant::now();
+        state.wake_all();
+        drop(state);
+        tracing::info!(
+            addr = self.settings.target.addr,
+            resumed = welcome.resumed,
+            "the connection is back"
+        );
+        self.write(&socket, &[&done, &bytes]);
+    }
+
+    /// Keeps the lease, and finds out whether the server is still there. When
+    /// to call again; `None` for never.
+    pub(crate) fn tend(&self, now: Instant) -> Option<Instant> {
+        let (lease, socket, lead) = {
+            let mut state = lock(&self.state);
+            if state.closed {
+                return None;
+            }
+            let lease = Duration::from_millis(state.welcome.lease_ms);
+            let Some(socket) = state.socket.clone() else {
+                drop(state);
+                self.bring_back();
+                return Some(now + lease / 3);
+            };
+            (lease, socket, !std::mem::replace(&mut state.led, true))
+        };
+        if lead {
+            self.read_all(&socket);
+            self.stop_leading();
+        }
+        let mut frame = {
+            let mut state = lock(&self.state);
+            if std::mem::take(&mut state.heard) {
+                state.last_heard = now;
+            }
+            if now.saturating_duration_since(state.last_heard) > lease {
+                drop(state);
+                let time = seconds(lease);
+                self.broken(&socket, &format!("no sign of life from the server for {time}"));
+                return Some(now + lease / 3);
+            }
+            // Whoever writes now keeps the lease as well.
+            let Ok(_writing) = self.writing.try_lock() else {
+                return Some(now + lease / 3);
+            };
+            let mut frame = take_done(&mut state);
+            wire::push(&mut frame, Tag::Heartbeat, 0, &[]);
+            drop(state);
+            match send(&socket, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(n) => frame.drain(..n).for_each(drop),
+                Err(_) => frame.clear(),
+            }
+            frame
+        };
+        if !frame.is_empty() {
+            // A part of it: the rest must follow before anything else can.
+            frame.clear();
+            self.broken(&socket, "the server takes no more bytes");
+        }
+        Some(now + lease / 3)
+    }
+
+    /// Ends the session. Whoever still waits gets [`Error::Closed`].
+    pub(crate) fn close(&self) {
+        let socket = {
+            let mut state = lock(&self.state);
+            if std::mem::replace(&mut state.closed, true) {
+                return;
+            }
+            state.socket.take()
+        };
+        if let Some(socket) = socket {
+            // In the middle of another thread's frame it would be no goodbye.
+            // Should it not go out, the server finds the connection closed and
+            // ends the session with its lease.
+            if let Ok(_writing) = self.writing.try_lock() {
+                let mut bye = Vec::new();
+                wire::push(&mut bye, Tag::Bye, 0, &[]);
+                let _ = send(&socket, &bye, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+            }
+            let _ = socket.shutdown(Shutdown::Write);
+            // What the server had sent by then is read away: closing with
+            // bytes unread resets the connection, and the goodbye with it.
+            let mut rest = [0; 4096];
+            while matches!(recv(&socket, &mut rest[..], RecvFlags::DONTWAIT), Ok((_, n)) if n > 0) {
+            }
+            let _ = socket.shutdown(Shutdown::Read);
+        }
+        let mut state = lock(&self.state);
+        for call in &mut state.calls {
+            if matches!(call.status, Status::Pending) {
+                call.status = Status::Answered(Err(Error::Closed.into()));
+                call.over = true;
+            }
+        }
+        state.wake_all();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -13,7 +13,7 @@ use farcell::{Client, ClientBuilder, Counter, Error, Event, RdmaChoice, Server, 
 use std::collections::HashSet;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A peer that does not answer for this long is given up.
@@ -21,6 +21,12 @@ const DEAD_AFTER: Duration = Duration::from_secs(1);
 /// The most that an operation may take then: a device may take longer for its
 /// repetitions, the server is to confirm the end, and the machine is slow.
 const WITHIN: Duration = Duration::from_secs(10);
+
+/// Links and queue pairs are broken for all: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What one thread has seen of its fetch_adds.
 #[derive(Default)]
@@ -125,6 +131,7 @@ fn break_under_load(server: &Server, builder: ClientBuilder, break_it: impl FnOn
 
 #[test]
 fn the_link_goes_down() {
+    let _alone = alone();
     let Some(netdev) = machine_has("SOFT_ROCE_NETDEV").filter(|_| device()) else {
         return;
     };
@@ -150,6 +157,7 @@ fn the_link_goes_down() {
 
 #[test]
 fn every_packet_is_lost() {
+    let _alone = alone();
     let Some(first) = machine_has("SOFT_ROCE_DEVICE").filter(|_| device()) else {
         return;
     };
@@ -175,6 +183,7 @@ fn every_packet_is_lost() {
 
 #[test]
 fn the_servers_queue_pairs_break() {
+    let _alone = alone();
     if !device() {
         return;
     }
@@ -242,6 +251,7 @@ impl Gate {
 /// comes back with a new session.
 #[test]
 fn the_session_ends_while_the_control_connection_is_away() {
+    let _alone = alone();
     if !device() {
         return;
     }

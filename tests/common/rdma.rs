@@ -102,9 +102,8 @@ pub struct Use {
 }
 
 impl ServerProcess {
-    /// Starts it. The executable must have an ignored test
-    /// `role_of_the_server` that
-    /// calls [`serve_if_asked`].
+    /// Starts it. The executable must have an ignored test `role_of_the_server`
+    /// that calls [`serve_if_asked`].
     pub fn start() -> ServerProcess {
         let dir = tempfile::tempdir().unwrap();
         let ready = dir.path().join("ready");

@@ -220,6 +220,21 @@ impl<A: Actor> Engine<A> {
         deliver(done, out);
     }
 
+    /// A way to a session's client has broken, and with it, perhaps, answers
+    /// of waits: puts those on their way again that have not been acknowledged.
+    pub fn repeat(&self, session: u64, out: &mut Out) {
+        let done = lock(&self.parking).unacknowledged(session);
+        deliver(done, out);
+    }
+
+    /// What a request of this session has done cannot be known: ends the
+    /// session without an answer, and its client cannot take it up again.
+    pub fn forget(&self, session: &mut Session, out: &mut Out) {
+        out.reply.clear();
+        out.close.extend(session.route);
+        self.end(session, out);
+    }
+
     /// Whether this session lives.
     pub fn has(&self, session: u64) -> bool {
         lock(&self.sessions).contains_key(&session)

@@ -246,6 +246,20 @@ impl Parking {
         }
     }
 
+    /// The answers of a session's waits that its client has not acknowledged.
+    #[must_use]
+    pub fn unacknowledged(&self, session: u64) -> Vec<Done> {
+        let Some(waits) = self.sessions.get(&session) else {
+            return Vec::new();
+        };
+        let ended = waits.waits.iter().filter_map(|(&wait, state)| match state {
+            State::Ended(ended) => Some((wait, ended.clone())),
+            State::Parked(_) => None,
+        });
+        let route = waits.route;
+        ended.map(|(wait, ended)| Done { id: WaitId { session, wait }, route, ended }).collect()
+    }
+
     /// The session has another way to its client now, or none.
     pub fn reroute(&mut self, session: u64, route: Option<Route>) {
         if let Some(session) = self.sessions.get_mut(&session) {

@@ -66,6 +66,7 @@ pub struct ServerBuilder {
     max_clients: Option<usize>,
     rdma: RdmaChoice,
     cpu_domain: bool,
+    break_domain_rule: bool,
     arrays: Vec<(String, Kind, usize, usize)>,
 }
 
@@ -94,6 +95,15 @@ impl ServerBuilder {
     #[must_use]
     pub fn cpu_domain(mut self) -> ServerBuilder {
         self.cpu_domain = true;
+        self
+    }
+
+    /// For tests: lets the server's CPU change the cells that the adapter
+    /// changes too, whereby updates are lost.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn break_domain_rule_for_tests(mut self) -> ServerBuilder {
+        self.break_domain_rule = true;
         self
     }
 
@@ -197,7 +207,7 @@ impl ServerBuilder {
         let segment = Arc::new(segment);
         let (rdma, no_rdma) = self.open_rdma(&segment)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
-        let actor = ServerActor::new(segment, rdma.as_ref(), count)
+        let actor = ServerActor::new(segment, rdma.as_ref(), count, self.break_domain_rule)
             .map_err(|e| Error::Rdma { what: e.to_string() })?;
         let prepared = (0..count)
             .map(|_| Worker::prepare())
@@ -305,6 +315,7 @@ impl Server {
             max_clients: None,
             rdma: RdmaChoice::Off,
             cpu_domain: false,
+            break_domain_rule: false,
             arrays: Vec::new(),
         }
     }
@@ -357,6 +368,14 @@ impl Server {
     #[must_use]
     pub fn parked_waits(&self) -> usize {
         self.shared.engine.parked()
+    }
+
+    /// For tests: breaks every client's queue pairs, as a fault would.
+    #[doc(hidden)]
+    pub fn break_queue_pairs_for_tests(&self) {
+        if let Some(rdma) = &self.shared.rdma {
+            rdma.break_queue_pairs();
+        }
     }
 
     /// Stops: tells every client, and ends when they have been told, half a

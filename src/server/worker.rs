@@ -2,6 +2,7 @@
 
 use super::Shared;
 use super::connection::{Connection, Phase};
+use super::rdma::take_unclear;
 use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
 use crate::engine::{Newcomer, Next, Out, Route, lock};
 use crate::wire::{self, Tag};
@@ -271,6 +272,11 @@ impl Worker {
         }
         if self.index == 0 {
             self.shared.engine.expire(self.shared.now(), &mut self.out);
+            if let Some(rdma) = &self.shared.rdma {
+                for session in rdma.take_orphans() {
+                    self.shared.engine.repeat(session, &mut self.out);
+                }
+            }
             self.post_out();
         }
     }
@@ -389,6 +395,7 @@ impl Worker {
         }
         for session in broken {
             rdma.close(session);
+            self.shared.engine.repeat(session, &mut self.out);
         }
         self.post_out();
     }
@@ -409,6 +416,8 @@ impl Worker {
             (Some(rdma), Tag::RdmaClose) => {
                 rdma.close(number);
                 wire::push(&mut answer, Tag::RdmaRefused, id, &[b"given up"]);
+                self.shared.engine.repeat(number, &mut self.out);
+                self.post_out();
             }
             (Some(rdma), _) => {
                 // The way to the client may take seconds to be found.
@@ -733,7 +742,12 @@ impl Worker {
                 self.close(key, "its session has moved");
                 return 0;
             }
-            self.shared.engine.handle(now, &mut session, bytes, &mut self.out)
+            take_unclear();
+            let handled = self.shared.engine.handle(now, &mut session, bytes, &mut self.out);
+            if take_unclear() {
+                self.shared.engine.forget(&mut session, &mut self.out);
+            }
+            handled
         };
         // Wake-ups before the reply: whoever sleeps has waited longer.
         if !self.out.mail.is_empty() || !self.out.close.is_empty() || !self.out.ended.is_empty() {

@@ -4,6 +4,7 @@
 #[cfg(feature = "cli")]
 pub mod process;
 pub mod proxy;
+pub mod rdma;
 
 use farcell::{Client, ClientBuilder, Key, Server, ServerBuilder};
 use std::time::Duration;

@@ -15,7 +15,7 @@ use crate::rdma::Adapter;
 use crate::wire::{Tag, WaitRecord};
 use rails::{Rails, Trouble, Unconnected};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// How long the server may take to make its end.
@@ -51,6 +51,8 @@ pub(crate) struct Rdma {
     bound: RwLock<Vec<Option<Arc<Bound>>>>,
     /// Why RDMA was given up, once it was.
     lost: RwLock<Option<String>>,
+    /// Held while it is being given up.
+    giving_up: Mutex<()>,
 }
 
 impl Rdma {
@@ -87,6 +89,7 @@ impl Rdma {
                         rails: RwLock::new(Some(rails)),
                         bound: RwLock::default(),
                         lost: RwLock::default(),
+                        giving_up: Mutex::default(),
                     });
                 }
                 Err(why) => {
@@ -159,8 +162,10 @@ impl Rdma {
 
     /// The rails are broken: from here on everything goes over TCP. Returns
     /// when nothing that was sent by them can happen any more, as far as the
-    /// server can still be asked.
+    /// server can still be asked: for every caller, not the first alone, since
+    /// each may be about to do again what it has sent.
     fn give_up(&self, rails: &Arc<Rails>, trouble: &Trouble) {
+        let _one = crate::engine::lock(&self.giving_up);
         {
             let mut current = self.rails.write().unwrap_or_else(PoisonError::into_inner);
             if !current.as_ref().is_some_and(|now| Arc::ptr_eq(now, rails)) {
@@ -170,8 +175,14 @@ impl Rdma {
         }
         tracing::warn!(why = trouble.why, "RDMA is lost; going on over TCP");
         *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(trouble.why.clone());
+        // Whoever else waits for an answer need not wait for its time to end.
+        rails.shut();
         self.link.set_bell(None);
-        let _ = self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT);
+        // The server then repeats what it has sent us by the rails.
+        match self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT) {
+            Ok(Some(_)) => {}
+            _ => tracing::warn!("the server has not confirmed that RDMA is over"),
+        }
     }
 
     /// After trouble: an operation that may have happened is not done again,

@@ -13,7 +13,7 @@ use crate::verbs::{
 };
 use crate::wire::{LaneRecord, RdmaRecord, Tag};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ const NOTES: u32 = 64;
 const PIPELINE: usize = DEPTH as usize - 8;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
+/// A sleeper looks at its patience this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a completion is looked for without sleeping.
 const SPIN: Duration = Duration::from_micros(200);
 
@@ -45,6 +47,11 @@ impl Trouble {
 
     fn before(error: &Error) -> Trouble {
         Trouble { why: error.to_string(), undone: true }
+    }
+
+    /// It was in a READ, before the operation changed anything.
+    fn in_read(self) -> Trouble {
+        Trouble { undone: true, ..self }
     }
 }
 
@@ -109,17 +116,30 @@ impl Unconnected {
             return Err("the server's answer has another number of queue pairs".to_owned());
         }
         let index = self.gid.as_ref().map_or(0, |entry| entry.index);
-        let mut lanes = Vec::new();
+        let (mut lanes, mut queues) = (Vec::new(), Vec::new());
+        let broken = Arc::new(AtomicBool::new(false));
         for ((queue, completions, channel), record) in self.lanes.into_iter().zip(records) {
             let queue = adapter
                 .connect(queue, index, &peer, &record, dead_after)
                 .map_err(|e| e.to_string())?;
             let buffer =
                 Region::pages(&self.domain, BUFFER, Access::LOCAL).map_err(|e| e.to_string())?;
-            lanes.push(Mutex::new(Lane { queue, completions, channel, buffer }));
+            let queue = Arc::new(queue);
+            queues.push(queue.clone());
+            lanes.push(Mutex::new(Lane {
+                queue,
+                completions,
+                channel,
+                buffer,
+                broken: broken.clone(),
+                rung: AtomicBool::new(false),
+                patience: dead_after * 3,
+            }));
         }
         let rails = Rails {
             lanes,
+            queues,
+            broken,
             next: AtomicUsize::new(0),
             remote: peer,
             capacity,
@@ -135,6 +155,9 @@ impl Unconnected {
 #[derive(Debug)]
 pub(super) struct Rails {
     lanes: Vec<Mutex<Lane>>,
+    /// Those of the lanes.
+    queues: Vec<Arc<QueuePair>>,
+    broken: Arc<AtomicBool>,
     next: AtomicUsize,
     remote: RdmaRecord,
     capacity: u64,
@@ -145,10 +168,16 @@ pub(super) struct Rails {
 
 #[derive(Debug)]
 struct Lane {
-    queue: QueuePair,
+    queue: Arc<QueuePair>,
     completions: Arc<CompletionQueue>,
     channel: Arc<CompletionChannel>,
     buffer: Arc<Region>,
+    /// One of the lanes is of no use any more, and so none is used.
+    broken: Arc<AtomicBool>,
+    /// A doorbell is under way that nobody waits for.
+    rung: AtomicBool,
+    /// After this long the adapter has missed its own time to give up.
+    patience: Duration,
 }
 
 impl Lane {
@@ -170,6 +199,35 @@ impl Lane {
     /// Posts requests, all within the depth, and waits for the last of them,
     /// which is the last to complete.
     fn run_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
+        let result = self.try_all(requests);
+        if result.is_err() {
+            // Relaxed, wherever it is used: a hint, which saves others from
+            // sending what cannot arrive.
+            self.broken.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Whether a request that is posted now has a chance. A doorbell that
+    /// failed has left the queue pair broken.
+    fn check(&self) -> Result<(), Trouble> {
+        if self.broken.load(Ordering::Relaxed) {
+            let why = "it broke under another operation".to_owned();
+            return Err(Trouble { why, undone: true });
+        }
+        // Relaxed: changed under the lane's lock only.
+        if self.rung.swap(false, Ordering::Relaxed) {
+            let mut batch = [Completion::default(); 4];
+            let n = self.completions.poll(&mut batch).map_err(|e| Trouble::before(&e))?;
+            for completion in &batch[..n] {
+                self.queue.retire(completion).map_err(|e| Trouble::before(&e))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn try_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
+        self.check()?;
         let mut posted = Vec::with_capacity(requests.len());
         self.queue.post_all(requests, &mut posted).map_err(|e| match e {
             Error::Unclear { .. } => Trouble::unclear(&e),
@@ -180,6 +238,7 @@ impl Lane {
             return Ok(());
         };
         let begun = Instant::now();
+        let mut armed = false;
         let mut batch = [Completion::default(); 16];
         loop {
             let n = self.completions.poll(&mut batch).map_err(|e| Trouble::unclear(&e))?;
@@ -197,20 +256,22 @@ impl Lane {
             if n > 0 {
                 continue;
             }
-            if begun.elapsed() < SPIN {
+            let waited = begun.elapsed();
+            if waited < SPIN {
                 // soft-RoCE works on this very core.
                 std::thread::yield_now();
+            } else if waited > self.patience {
+                let why = format!("no answer and no error for {:.1} s", waited.as_secs_f64());
+                return Err(Trouble { why, undone: false });
+            } else if !armed {
+                // What has come by now raises no event: look once more.
+                self.completions.arm(Notify::Any).map_err(|e| Trouble::unclear(&e))?;
+                armed = true;
             } else {
-                self.sleep().map_err(|e| Trouble::unclear(&e))?;
+                self.channel.wait(Some(LOOK_AGAIN)).map_err(|e| Trouble::unclear(&e))?;
+                armed = false;
             }
         }
-    }
-
-    /// Sleeps until the completion queue has something.
-    fn sleep(&self) -> Result<(), Error> {
-        self.completions.arm(Notify::Any)?;
-        // What came before it was armed raises no event: look again soon.
-        self.channel.wait(Some(Duration::from_micros(500))).map(drop)
     }
 }
 
@@ -285,7 +346,7 @@ impl Rails {
         let lane = self.lane();
         let cell = self.cell(place);
         if op.is_read() {
-            lane.run(Request::read(lane.word(0)?, cell))?;
+            lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
             let word = lane.value(0);
             // Relaxed, here and below: a guess is checked by the adapter.
             guess.store(word, Ordering::Relaxed);
@@ -296,7 +357,7 @@ impl Rails {
             let old = lane.value(0);
             guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
             if is_waiting(old) {
-                Self::ring(&lane, place)?;
+                Self::ring(&lane, place);
             }
             return Ok(old);
         }
@@ -306,7 +367,7 @@ impl Rails {
             let new = match change(op, word, a, b) {
                 // Nothing to change, by a guess: look.
                 Change::None if !sure => {
-                    lane.run(Request::read(lane.word(0)?, cell))?;
+                    lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
                     let found = lane.value(0);
                     guess.store(found, Ordering::Relaxed);
                     sure = true;
@@ -322,7 +383,7 @@ impl Rails {
             if found == word {
                 guess.store(new, Ordering::Relaxed);
                 if is_waiting(found) {
-                    Self::ring(&lane, place)?;
+                    Self::ring(&lane, place);
                 }
                 return Ok(found);
             }
@@ -332,14 +393,34 @@ impl Rails {
         }
     }
 
-    /// Tells the server's CPU that a cell with waiters was changed.
-    fn ring(lane: &Lane, place: u32) -> Result<(), Trouble> {
+    /// Tells the server's CPU that a cell with waiters was changed, and mostly
+    /// does not wait until it has got there: the next request stands for it too.
+    fn ring(lane: &Lane, place: u32) {
         // The change is done. Should the bell not get through, the server's
         // sweep finds the cell; so this is no trouble of the operation.
-        if let Err(trouble) = lane.run(Request::doorbell(place)) {
+        let doorbell = Request::doorbell(place);
+        let result = if lane.queue.outstanding() < DEPTH - PIPELINE as u32 - 1 {
+            lane.rung.store(true, Ordering::Relaxed);
+            lane.queue.post(doorbell.unsignalled()).map(drop).map_err(|e| Trouble::before(&e))
+        } else {
+            // There must be room for the requests of the next operation.
+            lane.run(doorbell)
+        };
+        if let Err(trouble) = result {
             tracing::warn!(why = trouble.why, "a doorbell did not get through");
+            lane.broken.store(true, Ordering::Relaxed);
         }
-        Ok(())
+    }
+
+    /// Breaks the queue pairs: what they have under way ends, and what has not
+    /// reached the server never does.
+    pub fn shut(&self) {
+        self.broken.store(true, Ordering::Relaxed);
+        for queue in &self.queues {
+            if let Err(error) = queue.shut() {
+                tracing::warn!(%error, "cannot shut a queue pair");
+            }
+        }
     }
 
     /// Loads and adds, as many under way as there can be, done in their order.
@@ -363,13 +444,17 @@ impl Rails {
                 })
                 .collect::<Result<Vec<_>, Trouble>>()?;
             lane.run_all(&requests)?;
+            let mut rung = Vec::new();
             for (i, (&(place, op, _), word)) in ops.iter().zip(words).enumerate() {
                 let old = lane.value(i);
                 *word = Some(old);
                 if op == Op::Add && is_waiting(old) {
-                    Self::ring(&lane, place)?;
+                    rung.push(place);
                 }
             }
+            rung.sort_unstable();
+            rung.dedup();
+            rung.into_iter().for_each(|place| Self::ring(&lane, place));
         }
         Ok(())
     }
@@ -414,7 +499,7 @@ impl Rails {
                             guess.store(new, Ordering::Relaxed);
                             words[i] = Some(found);
                             if is_waiting(found) {
-                                Self::ring(&lane, place)?;
+                                Self::ring(&lane, place);
                             }
                             continue;
                         }
@@ -494,7 +579,9 @@ impl Bell for Rails {
     /// the descriptor becomes readable with the next one.
     fn take(&self, frames: &mut Vec<u8>) -> bool {
         let (queue, channel) = &self.bell;
-        let lane = &self.lanes[0];
+        // Not by way of its lane, which may be locked for as long as an
+        // operation takes to find its peer dead.
+        let lane = &self.queues[0];
         let mut work = || -> Result<(), Error> {
             while channel.next()?.is_some() {}
             queue.arm(Notify::Any)?;
@@ -505,13 +592,12 @@ impl Bell for Rails {
                 if n == 0 {
                     return Ok(());
                 }
-                let lane = crate::engine::lock(lane);
                 for completion in &batch[..n] {
-                    let received = lane.queue.received(completion)?;
+                    let received = lane.received(completion)?;
                     note.clear();
-                    lane.queue.read(&received, &mut note)?;
+                    lane.read(&received, &mut note)?;
                     frames.extend_from_slice(&note);
-                    lane.queue.repost(received.slot)?;
+                    lane.repost(received.slot)?;
                 }
             }
         };

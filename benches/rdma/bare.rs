@@ -20,8 +20,11 @@ const PSN: u32 = 0x1234;
 /// Requests that are posted with one call when many are under way.
 const LIST: usize = 16;
 
-type PostSend =
-    unsafe extern "C" fn(*mut sys::ibv_qp, *mut sys::ibv_send_wr, *mut *mut sys::ibv_send_wr) -> i32;
+type PostSend = unsafe extern "C" fn(
+    *mut sys::ibv_qp,
+    *mut sys::ibv_send_wr,
+    *mut *mut sys::ibv_send_wr,
+) -> i32;
 type PollCq = unsafe extern "C" fn(*mut sys::ibv_cq, c_int, *mut sys::ibv_wc) -> c_int;
 
 /// What to ask for.
@@ -100,12 +103,8 @@ impl Bare {
             library.free_device_list(devices);
             let pd = library.alloc_pd(raw)?;
             let at = verbs::Memory::address(&memory).as_ptr().cast();
-            let region = library.reg_mr(
-                pd,
-                at,
-                verbs::Memory::len(&memory),
-                sys::IBV_ACCESS_LOCAL_WRITE,
-            )?;
+            let region =
+                library.reg_mr(pd, at, verbs::Memory::len(&memory), sys::IBV_ACCESS_LOCAL_WRITE)?;
             let cq = library.create_cq(raw, DEPTH.cast_signed(), ptr::null_mut(), None, 0)?;
             let mut attr = sys::ibv_qp_init_attr {
                 qp_context: ptr::null_mut(),
@@ -244,10 +243,7 @@ impl Bare {
             Ask::Read => (
                 sys::IBV_WR_RDMA_READ,
                 sys::ibv_send_wr_wr {
-                    rdma: sys::ibv_send_wr_rdma {
-                        remote_addr: self.remote,
-                        rkey: self.remote_key,
-                    },
+                    rdma: sys::ibv_send_wr_rdma { remote_addr: self.remote, rkey: self.remote_key },
                 },
             ),
             Ask::Add => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(1, 0)),
@@ -292,11 +288,8 @@ unsafe fn bring_up(
     mtu: u32,
     depth: u8,
 ) -> Result<(), sys::CallError> {
-    let mut init = sys::ibv_qp_attr {
-        qp_state: sys::IBV_QPS_INIT,
-        port_num: PORT,
-        ..Default::default()
-    };
+    let mut init =
+        sys::ibv_qp_attr { qp_state: sys::IBV_QPS_INIT, port_num: PORT, ..Default::default() };
     let mask =
         sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
     // SAFETY: the caller's, here and below.

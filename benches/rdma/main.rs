@@ -15,9 +15,7 @@
 mod bare;
 
 use bare::{Ask, Bare};
-use farcell::{
-    Batch, Client, Counter, Event, Key, RdmaChoice, Server, TransportChoice, verbs,
-};
+use farcell::{Batch, Client, Counter, Event, Key, RdmaChoice, Server, TransportChoice, verbs};
 use std::fmt::Write as _;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -290,7 +288,10 @@ const ROWS: [Row; 15] = [
 ];
 
 /// Nanoseconds of each of `n` calls.
-fn times<T>(n: usize, mut op: impl FnMut() -> std::result::Result<T, farcell::Error>) -> Result<Vec<u64>> {
+fn times<T>(
+    n: usize,
+    mut op: impl FnMut() -> std::result::Result<T, farcell::Error>,
+) -> Result<Vec<u64>> {
     times_after(n, || Ok(()), || op().map(drop))
 }
 

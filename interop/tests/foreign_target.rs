@@ -141,7 +141,11 @@ fn a_foreign_peer_serves_reads_and_atomics() {
     connect.initiator_depth = DEPTH;
     let queue = queue.connect(&connect).unwrap();
     let _peer = prepared
-        .handshake(ibverbs::QueuePairEndpoint { num: end.queue_pair, lid: end.lid, gid: theirs.gid })
+        .handshake(ibverbs::QueuePairEndpoint {
+            num: end.queue_pair,
+            lid: end.lid,
+            gid: theirs.gid,
+        })
         .unwrap();
     let ours = Ours { queue, completions, buffer };
 
@@ -182,8 +186,5 @@ fn a_foreign_peer_serves_reads_and_atomics() {
 
     // Behind the end of its memory the peer's device refuses, and says so.
     let error = ours.run(&[Request::read(word(0), at(CELLS))]).unwrap_err();
-    assert!(
-        matches!(error, Error::Work { status: WorkStatus::RemoteAccess, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Work { status: WorkStatus::RemoteAccess, .. }), "{error}");
 }

@@ -49,8 +49,7 @@ pub struct Bare {
     remote: u64,
     remote_key: u32,
     // Never destroyed: the process ends with the measurement.
-    _peer: (QueuePair, Arc<CompletionQueue>),
-    cells: Arc<Region>,
+    _peer: (QueuePair, Arc<CompletionQueue>, Arc<Region>),
 }
 
 impl Bare {
@@ -145,14 +144,8 @@ impl Bare {
             local_key,
             remote: cells.remote_address(),
             remote_key: cells.remote_key(),
-            _peer: (peer, completions),
-            cells,
+            _peer: (peer, completions, cells),
         })
-    }
-
-    /// The peer's memory, as its CPU sees it.
-    pub fn cells(&self) -> &[AtomicU64] {
-        self.cells.words()
     }
 
     /// Carries out one request and returns the word that it brought.

@@ -54,6 +54,18 @@ impl Connection {
         }
     }
 
+    /// The one transport that was asked for, by argument or environment.
+    pub fn transport(&self) -> Result<Option<TransportChoice>, Failure> {
+        let choice = match (self.transport, std::env::var("FARCELL_TRANSPORT")) {
+            (Some(choice), _) => choice,
+            (None, Ok(text)) if !text.is_empty() => {
+                text.parse().map_err(|why| Failure::Usage(format!("FARCELL_TRANSPORT: {why}")))?
+            }
+            _ => TransportChoice::Auto,
+        };
+        Ok(Some(choice).filter(|choice| *choice != TransportChoice::Auto))
+    }
+
     /// Settings of a client of that server.
     pub fn builder(&self) -> Result<ClientBuilder, Failure> {
         let mut builder = Client::builder().addr(self.addr()?);

@@ -2,6 +2,7 @@
 
 mod add;
 mod args;
+mod bench;
 mod cas;
 mod clear;
 mod completions;
@@ -94,6 +95,7 @@ enum Command {
     Add(add::Add),
     Cas(cas::Cas),
     Watch(watch::Watch),
+    Bench(bench::Bench),
     Demo(demo::Demo),
     Completions(completions::Completions),
 }
@@ -144,6 +146,7 @@ fn run() -> Result<Answer, Failure> {
         Command::Add(add) => add.run(&connection, &out),
         Command::Cas(cas) => cas.run(&connection, &out),
         Command::Watch(watch) => watch.run(&connection, &out),
+        Command::Bench(bench) => bench.run(&connection, &out),
         Command::Completions(completions) => completions.run(&out, &mut Cli::command()),
     }
 }

@@ -1,8 +1,11 @@
 //! The server: listeners, event loops, and the engine behind them.
 
+mod admission;
+mod alarm;
 mod connection;
 mod listen;
 mod rdma;
+mod traffic;
 mod worker;
 
 pub use listen::DEFAULT_BIND;

@@ -1,0 +1,128 @@
+//! From a connection that anyone can make to a session for those who know a
+//! key.
+
+use super::connection::{Connection, Phase};
+use super::worker::{FIRST_CLIENT, HANDSHAKE_TIME, Worker};
+use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
+use crate::engine::Newcomer;
+use mio::net::TcpStream;
+use mio::{Interest, Token};
+use socket2::{SockRef, TcpKeepalive};
+use std::time::{Duration, Instant};
+
+impl Worker {
+    /// Sends a greeting to a client that has connected.
+    pub(super) fn welcome_stranger(&mut self, stream: TcpStream) {
+        let mut nonce = [0; 32];
+        if let Err(error) = getrandom::fill(&mut nonce) {
+            tracing::error!(%error, "no random numbers; a client is dropped");
+            return;
+        }
+        let socket = SockRef::from(&stream);
+        let keepalive = TcpKeepalive::new()
+            .with_time(Duration::from_secs(30))
+            .with_interval(Duration::from_secs(10))
+            .with_retries(3);
+        // Without these a client is slower, or is found dead later: no reason
+        // to send it away.
+        let _ = socket.set_tcp_nodelay(true);
+        let _ = socket.set_tcp_keepalive(&keepalive);
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        let handshake = ServerHandshake::new(nonce);
+        let greeting = handshake.greeting();
+        let entry = self.clients.vacant_entry();
+        let key = entry.key();
+        let client = entry.insert(Connection::new(stream, serial, handshake));
+        // Writable too: edge-triggered, it costs nothing until a send did not
+        // fit.
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let token = Token(FIRST_CLIENT + key);
+        let started = client
+            .send(&greeting)
+            .and_then(|()| self.poll.registry().register(client.stream(), token, interest));
+        if let Err(error) = started {
+            tracing::debug!(%error, "a client was gone before its greeting");
+            self.clients.remove(key);
+            return;
+        }
+        self.strangers.push_back((Instant::now() + HANDSHAKE_TIME, key, serial));
+        if self.strangers.len() > self.shared.most_strangers
+            && let Some((_, key, serial)) = self.strangers.pop_front()
+        {
+            self.drop_stranger(key, serial, "made room for newer strangers");
+        }
+    }
+
+    pub(super) fn handle_hello(&mut self, key: usize, bytes: &[u8]) -> usize {
+        let Phase::Handshake(handshake) = &self.clients[key].phase else {
+            return 0;
+        };
+        let n = bytes.len().min(MAGIC.len());
+        if bytes[..n] != MAGIC[..n] {
+            self.close(key, "is no farcell client");
+            return 0;
+        }
+        let Some(hello) = bytes.first_chunk::<HELLO_LEN>() else {
+            return 0;
+        };
+        let handshake = handshake.clone();
+        let denial = match handshake.hello(hello, &self.shared.keys) {
+            Ok(proven) if self.is_full_for(&proven) => Denial::Full,
+            Ok(proven) => {
+                self.admit(key, &handshake, &proven);
+                return HELLO_LEN;
+            }
+            Err(Some(denial)) => denial,
+            Err(None) => {
+                self.close(key, "is no farcell client");
+                return 0;
+            }
+        };
+        let client = &mut self.clients[key];
+        let peer = client.stream().peer_addr().ok();
+        tracing::warn!(?peer, "refused a client: {denial}");
+        client.queue(&auth::denial(denial));
+        self.finish(key);
+        HELLO_LEN
+    }
+
+    /// Whether there is no place for this client. Who has a session already
+    /// needs none.
+    pub(super) fn is_full_for(&self, proven: &auth::Proven) -> bool {
+        let engine = &self.shared.engine;
+        engine.sessions() >= self.shared.most_clients && !engine.has(proven.resume.session)
+    }
+
+    pub(super) fn admit(&mut self, key: usize, handshake: &ServerHandshake, proven: &auth::Proven) {
+        let Ok(fresh) = getrandom::u64() else {
+            self.close(key, "came when there were no random numbers");
+            return;
+        };
+        let serial = self.clients[key].serial;
+        let resume = proven.resume;
+        let newcomer = Newcomer {
+            access: proven.access,
+            resume: (resume.incarnation == self.shared.incarnation).then_some(resume.session),
+            next_request: resume.next_request,
+            fresh: fresh.max(1),
+            route: self.route(key, serial),
+        };
+        let attached = self.shared.engine.attach(&newcomer, self.shared.now(), &mut self.out);
+        let welcome = Welcome {
+            access: proven.access,
+            domain: self.shared.domain,
+            resumed: attached.resumed,
+            offers_rdma: self.shared.rdma.is_some(),
+            incarnation: self.shared.incarnation,
+            session: attached.id,
+            capacity: self.shared.capacity.into(),
+            lease_ms: self.shared.lease.as_millis() as u64,
+        };
+        let bytes = handshake.welcome(proven, &welcome, &self.shared.keys);
+        self.clients[key].phase = Phase::Open { session: attached.session, id: attached.id };
+        tracing::debug!(session = attached.id, resumed = attached.resumed, "a client is in");
+        self.send(key, &bytes);
+        self.post_out();
+    }
+}

@@ -1,0 +1,288 @@
+//! Frames in and out of the clients of a worker.
+
+use super::connection::Phase;
+use super::rdma::take_unclear;
+use super::worker::{Mail, READS_IN_TURN, Worker};
+use crate::engine::{Next, lock};
+use crate::wire::{self, Tag};
+use std::io;
+
+impl Worker {
+    /// Clients have changed cells by themselves, and someone waits for them.
+    pub(super) fn answer_bells(&mut self) {
+        let Some(rdma) = self.shared.rdma.clone() else {
+            return;
+        };
+        let (mut rung, mut broken) = (Vec::new(), Vec::new());
+        rdma.take_events(&mut rung, &mut broken);
+        for place in rung.into_iter().filter(|&place| place < self.shared.capacity) {
+            self.shared.engine.ring(place, &mut self.out);
+        }
+        for session in broken {
+            rdma.close(session);
+            self.shared.engine.repeat(session, &mut self.out);
+        }
+        self.post_out();
+    }
+
+    /// A client asks for RDMA, or gives it up.
+    pub(super) fn handle_rdma(&mut self, key: usize, tag: Tag, id: u64, payload: &[u8]) {
+        let client = &mut self.clients[key];
+        let Phase::Open { session, id: number } = &client.phase else {
+            return;
+        };
+        let (number, access, serial) = (*number, lock(session).access, client.serial);
+        let local = client.stream().local_addr().ok().map(|addr| addr.ip().to_canonical());
+        let mut answer = Vec::new();
+        match (&self.shared.rdma, tag) {
+            (None, _) => {
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[self.shared.no_rdma.as_bytes()]);
+            }
+            (Some(rdma), Tag::RdmaClose) => {
+                rdma.close(number);
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[b"given up"]);
+                self.shared.engine.repeat(number, &mut self.out);
+                self.post_out();
+            }
+            (Some(rdma), _) => {
+                // The way to the client may take seconds to be found.
+                let (rdma, shared) = (rdma.clone(), self.shared.clone());
+                let (offer, route, worker) =
+                    (payload.to_vec(), self.route(key, serial), self.index);
+                let connect = move || {
+                    let made = rdma.connect(number, access, &offer, local);
+                    if !shared.engine.has(number) {
+                        rdma.close(number);
+                    }
+                    let mut answer = Vec::new();
+                    match made {
+                        Ok(bytes) => wire::push(&mut answer, Tag::RdmaOpened, id, &[&bytes]),
+                        Err(why) => {
+                            tracing::info!(session = number, why, "no RDMA for a client");
+                            wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                        }
+                    }
+                    shared.mailboxes[worker].post(Mail::Send(route, answer));
+                };
+                let thread = std::thread::Builder::new().name("farcell-connect".to_owned());
+                if let Err(error) = thread.spawn(connect) {
+                    let why = format!("the server cannot start a thread: {error}");
+                    wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                }
+            }
+        }
+        self.send(key, &answer);
+    }
+
+    /// Carries frames for other clients to them. Those of this worker first go
+    /// out together, so that many wake-ups for one client are one write.
+    pub(super) fn post_out(&mut self) {
+        for session in std::mem::take(&mut self.out.ended) {
+            if let Some(rdma) = &self.shared.rdma {
+                rdma.close(session);
+            }
+        }
+        for route in std::mem::take(&mut self.out.close) {
+            let worker = (route >> 56) as usize;
+            if worker != self.index {
+                self.shared.mailboxes[worker].post(Mail::Close(route));
+            } else if let Some(key) = self.client_of(route) {
+                self.close(key, "its session is over or has moved");
+            }
+        }
+        let mail = std::mem::take(&mut self.out.mail);
+        let single = mail.len() == 1;
+        let mut queued = Vec::new();
+        for (route, frame) in mail {
+            let worker = (route >> 56) as usize;
+            if worker != self.index {
+                self.shared.mailboxes[worker].post(Mail::Send(route, frame));
+            } else if let Some(key) = self.client_of(route) {
+                if self.notify(key, &frame) {
+                    continue;
+                }
+                if single {
+                    self.send(key, &frame);
+                } else {
+                    if self.clients[key].waiting() == 0 {
+                        queued.push(key);
+                    }
+                    self.clients[key].queue(&frame);
+                }
+            }
+        }
+        for key in queued {
+            self.flush(key);
+        }
+    }
+
+    /// Sends the answer of a wait by the way that the client's operations
+    /// take, if that is not TCP.
+    pub(super) fn notify(&self, key: usize, frame: &[u8]) -> bool {
+        match (&self.shared.rdma, &self.clients[key].phase) {
+            (Some(rdma), Phase::Open { id, .. }) => rdma.notify(*id, frame),
+            _ => false,
+        }
+    }
+
+    pub(super) fn send(&mut self, key: usize, bytes: &[u8]) {
+        if let Err(error) = self.clients[key].send(bytes) {
+            tracing::debug!(%error, "cannot send to a client");
+            self.close(key, "cannot be sent to");
+        }
+    }
+
+    pub(super) fn flush(&mut self, key: usize) {
+        let Some(client) = self.clients.get_mut(key) else {
+            return;
+        };
+        let was_clogged = client.is_clogged();
+        if client.flush().is_err() {
+            self.close(key, "cannot be sent to");
+            return;
+        }
+        match client.phase {
+            Phase::Closing if client.waiting() == 0 => client.finish(),
+            // There was no reading while it was clogged, and there is no new
+            // event for what came in meanwhile.
+            _ if was_clogged && !client.is_clogged() => self.again.push((key, client.serial)),
+            _ => {}
+        }
+    }
+
+    /// Reads and handles what a client has sent.
+    pub(super) fn receive(&mut self, key: usize) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        for turn in 0.. {
+            let Some(client) = self.clients.get_mut(key) else {
+                break;
+            };
+            if client.is_clogged() {
+                break;
+            }
+            if turn == READS_IN_TURN {
+                self.again.push((key, client.serial));
+                break;
+            }
+            // Frames that had to wait for replies to go out come first.
+            if !client.inbox.is_empty() && turn == 0 && self.handle_inbox(key) {
+                continue;
+            }
+            let Some(client) = self.clients.get_mut(key) else {
+                break;
+            };
+            let n = match client.read(&mut scratch) {
+                Ok(0) => {
+                    self.close(key, "closed the connection");
+                    break;
+                }
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.close(key, "reset the connection");
+                    break;
+                }
+            };
+            if client.inbox.is_empty() {
+                let used = self.handle(key, &scratch[..n]);
+                if let Some(client) = self.clients.get_mut(key) {
+                    client.inbox.extend_from_slice(&scratch[used..n]);
+                }
+            } else {
+                client.inbox.extend_from_slice(&scratch[..n]);
+                self.handle_inbox(key);
+            }
+            // The buffer was not filled, so the socket is empty; should more
+            // come, there will be another event.
+            if n < scratch.len() && self.clients.get(key).is_none_or(|c| c.inbox.is_empty()) {
+                break;
+            }
+        }
+        self.scratch = scratch;
+    }
+
+    /// Handles what is in the inbox. Whether some of it was.
+    pub(super) fn handle_inbox(&mut self, key: usize) -> bool {
+        let mut inbox = std::mem::take(&mut self.clients[key].inbox);
+        let used = self.handle(key, &inbox);
+        if let Some(client) = self.clients.get_mut(key) {
+            if used < inbox.len() {
+                inbox.drain(..used);
+                client.inbox = inbox;
+            }
+            return used > 0;
+        }
+        false
+    }
+
+    /// Handles the whole messages at the front of `bytes`, as far as the
+    /// client takes the replies, and says how many bytes those were.
+    pub(super) fn handle(&mut self, key: usize, bytes: &[u8]) -> usize {
+        let mut total = 0;
+        loop {
+            let rest = &bytes[total..];
+            let Some(client) = self.clients.get_mut(key) else {
+                return bytes.len();
+            };
+            if client.is_clogged() || rest.is_empty() {
+                return total;
+            }
+            let used = match client.phase {
+                Phase::Closing => return bytes.len(),
+                Phase::Handshake(_) => self.handle_hello(key, rest),
+                Phase::Open { .. } => self.handle_frames(key, rest),
+            };
+            if used == 0 {
+                return total;
+            }
+            total += used;
+        }
+    }
+
+    pub(super) fn handle_frames(&mut self, key: usize, bytes: &[u8]) -> usize {
+        let client = &self.clients[key];
+        let Phase::Open { session, id } = &client.phase else {
+            return 0;
+        };
+        let (id, serial) = (*id, client.serial);
+        self.out.reply.clear();
+        let now = self.now.saturating_duration_since(self.shared.started);
+        let (used, result) = {
+            let mut session = lock(session);
+            if session.route != Some(self.route(key, serial)) {
+                drop(session);
+                self.close(key, "its session has moved");
+                return 0;
+            }
+            take_unclear();
+            let handled = self.shared.engine.handle(now, &mut session, bytes, &mut self.out);
+            if take_unclear() {
+                self.shared.engine.forget(&mut session, &mut self.out);
+            }
+            handled
+        };
+        // Wake-ups before the reply: whoever sleeps has waited longer.
+        if !self.out.mail.is_empty() || !self.out.close.is_empty() || !self.out.ended.is_empty() {
+            self.post_out();
+        }
+        if !self.out.reply.is_empty() && self.clients.get(key).is_some_and(|c| c.serial == serial) {
+            let reply = std::mem::take(&mut self.out.reply);
+            self.send(key, &reply);
+            self.out.reply = reply;
+        }
+        match result {
+            Ok(Next::Continue) => {}
+            Ok(Next::Close) => self.close(key, "said goodbye"),
+            Ok(Next::Rdma { tag, id, len }) => {
+                if self.clients.get(key).is_some_and(|c| c.serial == serial) {
+                    self.handle_rdma(key, tag, id, &bytes[used - len..used]);
+                }
+            }
+            Err(violation) => {
+                tracing::warn!(session = id, "dropped a client that sent {violation}");
+                self.close(key, "broke the protocol");
+            }
+        }
+        used
+    }
+}

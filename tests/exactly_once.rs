@@ -184,3 +184,21 @@ fn a_client_gives_up_after_its_time_and_says_what_is_known() {
     assert!(error.to_string().contains("no connection for 0.3 s"), "{error}");
     assert!(matches!(event.wait_timeout(Duration::from_millis(50)), Ok(false)));
 }
+
+#[test]
+fn a_server_that_only_shakes_hands_is_given_up() {
+    let server = server().start().unwrap();
+    // The handshake is 128 bytes from the server; what comes behind is cut.
+    let cuts = std::iter::repeat_n(Cut::Down(128), 10_000).collect();
+    let proxy = Proxy::start(server.local_addrs()[0], cuts);
+    let client = Client::builder()
+        .addr(proxy.addr())
+        .key(key())
+        .reconnect_for(Duration::from_millis(500))
+        .connect()
+        .unwrap();
+    let begun = std::time::Instant::now();
+    let error = client.list().unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}

@@ -1,10 +1,12 @@
 //! Many operations on one trip.
 
+use super::array::Array;
 use super::counter::fits;
 use super::{Client, Counter, Event};
 use crate::cell::{self, Op};
 use crate::error::{Error, Result};
 use crate::transport::{CellOp, Failure};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Collects operations on any cells of a client's arrays and carries them out
@@ -17,6 +19,9 @@ use std::sync::Arc;
 pub struct Batch {
     client: Client,
     ops: Vec<CellOp>,
+    /// The arrays of the operations, which keep their numbers as long as the
+    /// batch lives.
+    arrays: BTreeMap<u16, Arc<Array>>,
     /// What was wrong with the first bad operation that was added.
     error: Option<Error>,
 }
@@ -61,7 +66,7 @@ impl Outcome {
 
 impl Batch {
     pub(super) fn new(client: Client) -> Batch {
-        Batch { client, ops: Vec::new(), error: None }
+        Batch { client, ops: Vec::new(), arrays: BTreeMap::new(), error: None }
     }
 
     /// How many operations it has.
@@ -77,14 +82,14 @@ impl Batch {
     }
 
     fn event(&mut self, event: &Event, op: Op) -> &mut Batch {
-        self.check(&event.array.client);
+        self.check(&event.array);
         let array = event.array.number;
         self.ops.push(CellOp { op, array, offset: event.offset, a: 0, b: 0 });
         self
     }
 
     fn counter(&mut self, counter: &Counter, op: Op, a: i64, b: i64) -> &mut Batch {
-        self.check(&counter.array.client);
+        self.check(&counter.array);
         if let Err(error) = fits(a).and_then(|()| fits(b)) {
             self.error.get_or_insert(error);
         }
@@ -94,8 +99,9 @@ impl Batch {
     }
 
     /// Handles of another client have numbers that mean nothing here.
-    fn check(&mut self, client: &Client) {
-        if !Arc::ptr_eq(&client.core, &self.client.core) {
+    fn check(&mut self, array: &Arc<Array>) {
+        self.arrays.entry(array.number).or_insert_with(|| array.clone());
+        if !Arc::ptr_eq(&array.client.core, &self.client.core) {
             self.error.get_or_insert_with(|| Error::BadSelection {
                 what: "a batch takes only handles of its own client".to_owned(),
             });
@@ -168,8 +174,7 @@ impl Batch {
     ///
     /// # Errors
     /// The first thing that was wrong with an operation when it was added;
-    /// otherwise as the operations. [`Error::BadSelection`] names the
-    /// operation that the server refused.
+    /// otherwise as the operation that the server refused.
     pub fn run(&self) -> Result<Vec<Outcome>> {
         if let Some(error) = &self.error {
             return Err(error.clone());
@@ -179,10 +184,15 @@ impl Batch {
         }
         let words = self.client.core.transport.execute_all(&self.ops).map_err(|f| match f {
             Failure::Error(error) => error,
-            Failure::Refused(crate::wire::Refusal::ReadOnly, _) => Error::ReadOnly { op: "batch" },
-            Failure::Refused(refusal, index) => Error::BadSelection {
-                what: format!("operation {index} of a batch was refused ({refusal:?})"),
-            },
+            Failure::Refused(refusal, index) => {
+                let op = self.ops.get(index as usize);
+                match op.and_then(|op| Some((op, self.arrays.get(&op.array)?))) {
+                    Some((op, array)) => {
+                        array.explain(Failure::Refused(refusal, index), op.op.name())
+                    }
+                    None => self.client.senseless("a refusal of an unknown operation"),
+                }
+            }
         })?;
         Ok(self.ops.iter().zip(words).map(|(op, word)| Outcome { op: op.op, word }).collect())
     }

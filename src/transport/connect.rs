@@ -66,6 +66,9 @@ pub(crate) fn soon_enough(time: Duration) -> Instant {
 
 /// The system's message without its number.
 pub(crate) fn plain(e: &io::Error) -> String {
+    if e.kind() == io::ErrorKind::UnexpectedEof {
+        return "the server closed the connection".to_owned();
+    }
     let text = e.to_string();
     match text.split_once(" (os error") {
         Some((words, _)) => words.to_lowercase(),

@@ -22,7 +22,10 @@ impl Link {
         state.socket = None;
         // Whoever reads or writes it wakes up. It may be closed already.
         let _ = socket.shutdown(Shutdown::Both);
-        state.down = Some(Down { since: Instant::now(), why: why.to_owned() });
+        // Connections that come back and bring nothing count as one trouble, or
+        // an operation would never give up.
+        let since = *state.trouble_since.get_or_insert_with(Instant::now);
+        state.down = Some(Down { since, why: why.to_owned() });
         state.wake_all();
         drop(state);
         tracing::info!(addr = self.settings.target.addr, why, "lost the connection");

@@ -57,6 +57,7 @@ impl Link {
             state: Mutex::new(State {
                 socket: Some(Arc::new(socket)),
                 down: None,
+                trouble_since: None,
                 reconnecting: false,
                 welcome,
                 closed: false,

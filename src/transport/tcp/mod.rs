@@ -204,7 +204,7 @@ impl Link {
             frame: Frame::many(open(number)),
             name: "open",
             repeatable: true,
-            reads: false,
+            reads: kind == 0,
             reply_bytes: HEADER + 64,
         });
         let opened = match reply {

@@ -291,6 +291,9 @@ impl Link {
             self.broken(socket, &what);
             return Got::Lost;
         }
+        if used > 0 {
+            state.trouble_since = None;
+        }
         Got::Some(state)
     }
 

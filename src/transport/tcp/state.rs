@@ -149,6 +149,8 @@ pub(super) struct State {
     /// The connection, unless it is down.
     pub(super) socket: Option<Arc<TcpStream>>,
     pub(super) down: Option<Down>,
+    /// Since when no connection has brought anything that made sense.
+    pub(super) trouble_since: Option<Instant>,
     /// A thread is at work to bring it back.
     pub(super) reconnecting: bool,
     pub(super) welcome: Welcome,

@@ -26,7 +26,8 @@ pub(super) const FIRST_CLIENT: usize = 1 << 16;
 
 /// How long a client may take to prove that it knows the key.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
-/// Between two looks at the parked cells, while there are any.
+/// Between two looks at the parked cells, while there are any; more if a look
+/// takes long.
 const SWEEP_EVERY: Duration = Duration::from_millis(5);
 /// Between two looks at leases and deadlines.
 const TICK_EVERY: Duration = Duration::from_millis(250);
@@ -201,7 +202,9 @@ impl Worker {
             if self.index == 0 && now >= next_sweep && self.shared.engine.parked() > 0 {
                 self.shared.engine.sweep(&mut self.out);
                 self.post_out();
-                next_sweep = now + SWEEP_EVERY;
+                // Never more than a fiftieth of a core, however much is parked.
+                let end = Instant::now();
+                next_sweep = end + SWEEP_EVERY.max((end - now) * 50);
             }
             if self.accept_again.is_some_and(|at| now >= at) {
                 self.accept_again = None;

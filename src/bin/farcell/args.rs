@@ -115,9 +115,16 @@ pub struct CellArgs {
     /// The array
     pub name: String,
     /// Row, from 0 on
+    #[arg(value_parser = index)]
     pub row: usize,
     /// Column, from 0 on
+    #[arg(value_parser = index)]
     pub col: usize,
+}
+
+/// A row or column, where one cell is meant.
+fn index(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "one cell is meant here: give a number from 0 on".to_owned())
 }
 
 impl CellArgs {

@@ -79,9 +79,12 @@ impl Worker {
                 return 0;
             }
         };
+        let complain = self.may_complain();
         let client = &mut self.clients[key];
         let peer = client.stream().peer_addr().ok();
-        tracing::warn!(?peer, "refused a client: {denial}");
+        if complain {
+            tracing::warn!(?peer, "refused a client: {denial}");
+        }
         client.queue(&auth::denial(denial));
         self.finish(key);
         HELLO_LEN

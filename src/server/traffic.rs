@@ -279,7 +279,9 @@ impl Worker {
                 }
             }
             Err(violation) => {
-                tracing::warn!(session = id, "dropped a client that sent {violation}");
+                if self.may_complain() {
+                    tracing::warn!(session = id, "dropped a client that sent {violation}");
+                }
                 self.close(key, "broke the protocol");
             }
         }

@@ -35,6 +35,8 @@ const TICK_EVERY: Duration = Duration::from_millis(250);
 const LINGER: Duration = Duration::from_millis(500);
 /// How long accepting rests when there are no file descriptors left.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Complaints about clients that go to the log in a second.
+const COMPLAINTS: u32 = 10;
 /// Reads from one client before the others have their turn.
 pub(super) const READS_IN_TURN: usize = 4;
 /// Bytes of the buffer that a worker reads into.
@@ -90,6 +92,8 @@ pub struct Worker {
     pub(super) scratch: Vec<u8>,
     pub(super) out: Out,
     pub(super) stopping: Option<Instant>,
+    /// Complaints about clients in the second that began then.
+    pub(super) complaints: (Instant, u32),
     /// When it last had something to do: the time of all that it does then, so
     /// that a request costs one look at the clock.
     pub(super) now: Instant,
@@ -143,6 +147,7 @@ impl Worker {
             again: Vec::new(),
             scratch: vec![0; SCRATCH],
             out: Out::default(),
+            complaints: (Instant::now(), 0),
             stopping: None,
             now: Instant::now(),
         })
@@ -241,6 +246,18 @@ impl Worker {
             }
             self.post_out();
         }
+    }
+
+    /// Whether one more complaint about a client may go to the log: a storm of
+    /// bad clients must not become a storm of lines.
+    pub(super) fn may_complain(&mut self) -> bool {
+        let (since, count) = &mut self.complaints;
+        if since.elapsed() >= Duration::from_secs(1) {
+            self.complaints = (Instant::now(), 1);
+            return true;
+        }
+        *count += 1;
+        *count <= COMPLAINTS
     }
 
     pub(super) fn drop_stranger(&mut self, key: usize, serial: u32, why: &'static str) {

@@ -64,6 +64,11 @@ impl Link {
         })
     }
 
+    /// How many connections have come back and brought nothing.
+    pub(super) fn fruitless(&self) -> u32 {
+        lock(&self.state).fruitless
+    }
+
     /// An attempt to connect has failed.
     pub(super) fn still_down(&self, error: &Error) {
         let why = match error {
@@ -162,6 +167,7 @@ impl Link {
         state.done_waits.extend(told);
         let done = take_done(&mut state);
         state.welcome = welcome;
+        state.fruitless = state.fruitless.saturating_add(1);
         state.socket = Some(socket.clone());
         state.down = None;
         state.last_heard = Instant::now();

@@ -58,6 +58,7 @@ impl Link {
                 socket: Some(Arc::new(socket)),
                 down: None,
                 trouble_since: None,
+                fruitless: 0,
                 reconnecting: false,
                 welcome,
                 closed: false,

@@ -293,6 +293,7 @@ impl Link {
         }
         if used > 0 {
             state.trouble_since = None;
+            state.fruitless = 0;
         }
         Got::Some(state)
     }

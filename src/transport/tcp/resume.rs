@@ -16,7 +16,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Connects again, until it succeeds or nobody needs the link any more. Runs
 /// in a thread of its own.
 pub(super) fn reconnect(link: &Weak<Link>) {
-    let mut pause = Duration::ZERO;
+    // At once, unless coming back has not helped before.
+    let fruitless = link.upgrade().map_or(0, |link| link.fruitless());
+    let mut pause = match fruitless {
+        0 => Duration::ZERO,
+        n => FIRST_PAUSE.saturating_mul(1 << n.min(10)).min(LONGEST_PAUSE),
+    };
     loop {
         std::thread::sleep(jitter(pause));
         let Some(link) = link.upgrade() else {

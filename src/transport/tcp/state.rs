@@ -151,6 +151,8 @@ pub(super) struct State {
     pub(super) down: Option<Down>,
     /// Since when no connection has brought anything that made sense.
     pub(super) trouble_since: Option<Instant>,
+    /// How many connections have come back since then.
+    pub(super) fruitless: u32,
     /// A thread is at work to bring it back.
     pub(super) reconnecting: bool,
     pub(super) welcome: Welcome,

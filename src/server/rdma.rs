@@ -1,24 +1,22 @@
-//! The RDMA endpoint: what each session gets to reach the cells by itself,
-//! and the server's own way to change cells through the adapter.
+//! The RDMA endpoint: what each session gets to reach the cells by itself.
 
+use super::loopback::LoopLane;
 use crate::auth::{Access as Rights, Domain};
-use crate::engine::{Actor, lock};
-use crate::layout::CELLS_AT;
+use crate::engine::lock;
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::segment::Segment;
 use crate::verbs::{
-    Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Connect, Error, Gid, Memory,
-    Notify, ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Remote, Request,
-    SharedReceiveQueue, UnconnectedQueuePair, Work,
+    Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Error, Gid, Memory, Notify,
+    ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request, SharedReceiveQueue,
+    UnconnectedQueuePair, Work,
 };
 use crate::wire::{LaneRecord, Tag};
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Doorbells of one session that may wait for the server's CPU.
 const DOORBELLS: u32 = 64;
@@ -26,10 +24,6 @@ const DOORBELLS: u32 = 64;
 const NOTES: u32 = 32;
 /// Largest frame that goes to a client as a notification.
 pub(crate) const NOTE_BYTES: usize = 256;
-/// How long the end of the server's own change is looked for without sleeping.
-/// A device takes some microseconds; soft-RoCE works on this very core, and can
-/// do so only when we sleep.
-const SPIN: Duration = Duration::from_micros(20);
 /// A client that does not answer for this long is reached over TCP.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
@@ -72,16 +66,16 @@ fn destroy(peer: Arc<Peer>) {
 /// The server's RDMA endpoint.
 #[derive(Debug)]
 pub(super) struct Rdma {
-    adapter: Adapter,
-    segment: Arc<Segment>,
+    pub(super) adapter: Adapter,
+    pub(super) segment: Arc<Segment>,
     channel: Arc<CompletionChannel>,
-    domain: Domain,
+    pub(super) domain: Domain,
     peers: Mutex<HashMap<u64, Arc<Peer>>>,
     /// Sessions that are being connected.
     connecting: Mutex<HashSet<u64>>,
     /// The adapter has failed, and with it every client's connection: from
     /// here on the CPU is the only one that changes cells.
-    failed: AtomicBool,
+    pub(super) failed: AtomicBool,
     /// Sessions whose connection went with the adapter and who may be short of
     /// a notification.
     orphans: Mutex<Vec<u64>>,
@@ -159,7 +153,7 @@ impl Rdma {
     /// The adapter has failed: takes every client's connection away, and lets
     /// the CPU change the cells from then on. `lanes` are all of the server's
     /// own, which nobody is at work on.
-    fn fail(&self, error: &Error, lanes: &mut [MutexGuard<'_, LoopLane>]) {
+    pub(super) fn fail(&self, error: &Error, lanes: &mut [MutexGuard<'_, LoopLane>]) {
         tracing::error!(%error, "the adapter failed; all clients go on over TCP");
         // A queue pair that is destroyed has come to rest, what an earlier
         // request has left in the adapter included. One that is only shut may
@@ -332,270 +326,6 @@ impl Rdma {
                         }
                     }
                 }
-            }
-        }
-    }
-}
-
-// ---- the server's own changes -----------------------------------------------
-
-thread_local! {
-    static UNCLEAR: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether a change that this thread has asked for since the last call may have
-/// happened or not. What it returned says nothing then.
-pub(super) fn take_unclear() -> bool {
-    UNCLEAR.take()
-}
-
-/// What became of a change.
-enum Change {
-    /// Done; the word before it.
-    Done(u64),
-    /// Not done: the adapter has failed, and the CPU is to do it.
-    Undone,
-    /// The adapter failed in the middle of it.
-    Unclear,
-}
-
-/// Who carries out the server's own changes of cells.
-#[derive(Debug)]
-pub(super) struct ServerActor {
-    segment: Arc<Segment>,
-    /// In the `hca` domain: the server's own way to the adapter.
-    loopback: Option<Loopback>,
-    /// For tests: the CPU changes cells that the adapter changes too.
-    break_rule: bool,
-}
-
-impl ServerActor {
-    /// An actor for the domain that `rdma` has, unless told to `break_rule`.
-    pub fn new(
-        segment: Arc<Segment>,
-        rdma: Option<&Arc<Rdma>>,
-        lanes: usize,
-        break_rule: bool,
-    ) -> Result<ServerActor, Error> {
-        let loopback = match rdma {
-            Some(rdma) if rdma.domain == Domain::Hca && !break_rule => {
-                Some(Loopback::open(rdma, lanes)?)
-            }
-            _ => None,
-        };
-        Ok(ServerActor { segment, loopback, break_rule })
-    }
-}
-
-impl Actor for ServerActor {
-    /// The CPU's load also in the `hca` domain: loads are fine, the adapter
-    /// writes whole aligned words.
-    fn load(&self, place: u32) -> u64 {
-        self.segment.load(place)
-    }
-
-    fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
-        let Some(loopback) = &self.loopback else {
-            return self.segment.compare_exchange(place, current, new);
-        };
-        match loopback.run(place, |old, at| Request::compare_swap(old, at, current, new)) {
-            Change::Done(old) if old == current => Ok(old),
-            Change::Done(old) => Err(old),
-            Change::Undone => self.segment.compare_exchange(place, current, new),
-            Change::Unclear => {
-                UNCLEAR.set(true);
-                // So that nobody tries again. A waiting bit that is not there
-                // for it is found by the sweep.
-                Ok(current)
-            }
-        }
-    }
-
-    fn fetch_add(&self, place: u32, delta: u64) -> u64 {
-        let Some(loopback) = &self.loopback else {
-            if self.break_rule {
-                // The moment in which the adapter can lose one is short: many,
-                // which come to nothing if each counts.
-                for _ in 0..256 {
-                    self.segment.fetch_add(place, delta);
-                    self.segment.fetch_add(place, delta.wrapping_neg());
-                }
-            }
-            return self.segment.fetch_add(place, delta);
-        };
-        match loopback.run(place, |old, at| Request::fetch_add(old, at, delta)) {
-            Change::Done(old) => old,
-            Change::Undone => self.segment.fetch_add(place, delta),
-            Change::Unclear => {
-                UNCLEAR.set(true);
-                self.segment.load(place)
-            }
-        }
-    }
-}
-
-/// Queue pairs that are connected to each other, two a lane.
-#[derive(Debug)]
-struct Loopback {
-    lanes: Vec<Mutex<LoopLane>>,
-    next: AtomicUsize,
-    remote: Remote,
-    rdma: Arc<Rdma>,
-}
-
-#[derive(Debug)]
-struct LoopLane {
-    /// The one that asks and the one that does it; `None`: the adapter has
-    /// failed. One that is connected to itself would do, but on soft-RoCE takes
-    /// ten times as long and more.
-    queues: Option<(QueuePair, QueuePair)>,
-    completions: Arc<CompletionQueue>,
-    channel: Arc<CompletionChannel>,
-    scratch: Arc<Region>,
-    _region: Arc<Region>,
-}
-
-impl Loopback {
-    fn open(rdma: &Arc<Rdma>, lanes: usize) -> Result<Loopback, Error> {
-        let adapter = &rdma.adapter;
-        let context = &adapter.context;
-        let mut made = Vec::new();
-        let mut remote = Remote { address: 0, key: 0 };
-        let pd = ProtectionDomain::new(context)?;
-        let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let memory: Arc<dyn Memory> = rdma.segment.clone();
-        let region = Region::register(&pd, memory, access)?;
-        for _ in 0..lanes.max(1) {
-            let channel = CompletionChannel::new(context)?;
-            let completions = CompletionQueue::new(context, 16, Some((&channel, 0)))?;
-            let scratch = Region::pages(&pd, 64, Access::LOCAL)?;
-            let end = |depth, access| {
-                let config = QueuePairConfig {
-                    port: adapter.port,
-                    depth,
-                    inline_bytes: 0,
-                    access,
-                    psn: random_psn(),
-                    completions: &completions,
-                    receive: Receive::Nothing,
-                };
-                UnconnectedQueuePair::new(&pd, &config)
-            };
-            let (near, far) = (end(8, Access::NONE)?, end(1, access)?);
-            let (gid, index) = if adapter.by_lid() {
-                (Gid::default(), 0)
-            } else {
-                // Any that leads back here.
-                let entry = adapter.addresses(None)?.into_iter().next();
-                entry.map_or((Gid::default(), 0), |entry| (entry.gid, entry.index))
-            };
-            let (to_near, to_far) = (near.endpoint(gid)?, far.endpoint(gid)?);
-            let attributes = context.attributes();
-            let depth = attributes.max_initiator_depth.min(attributes.max_responder_depth).min(8);
-            let connect = |queue: UnconnectedQueuePair, to| {
-                let mut connect = Connect::to(to, index as u8);
-                connect.mtu = adapter.state.mtu;
-                connect.initiator_depth = depth;
-                connect.responder_depth = depth;
-                queue.connect(&connect)
-            };
-            let (near, far) = (connect(near, to_far)?, connect(far, to_near)?);
-            remote = Remote { address: region.remote_address(), key: region.remote_key() };
-            made.push(Mutex::new(LoopLane {
-                queues: Some((near, far)),
-                completions,
-                channel,
-                scratch,
-                _region: region.clone(),
-            }));
-        }
-        Ok(Loopback { lanes: made, next: AtomicUsize::new(0), remote, rdma: rdma.clone() })
-    }
-
-    /// Carries out an atomic on a cell and waits for it.
-    fn run(
-        &self,
-        place: u32,
-        request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
-    ) -> Change {
-        // Acquire: pairs with the release in `fail`, behind which no client
-        // can reach the cells.
-        if self.rdma.failed.load(Ordering::Acquire) {
-            return Change::Undone;
-        }
-        // Relaxed: any lane will do.
-        let start = self.next.fetch_add(1, Ordering::Relaxed);
-        let count = self.lanes.len();
-        let lane = (0..count)
-            .find_map(|i| self.lanes[(start + i) % count].try_lock().ok())
-            .unwrap_or_else(|| lock(&self.lanes[start % count]));
-        let at = Remote {
-            address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
-            key: self.remote.key,
-        };
-        let Some((queue, _)) = &lane.queues else {
-            // It failed while we waited for the lane, and whoever took the
-            // queue pairs away has set `failed` before letting go of the lane.
-            return Change::Undone;
-        };
-        let (change, error) = match lane.run(queue, at, request) {
-            Ok(old) => return Change::Done(old),
-            Err((change, error)) => (change, error),
-        };
-        drop(lane);
-        // All lanes, in their order, so that two who fail do not wait for each
-        // other; and nobody is at work on any while the CPU takes over.
-        let mut lanes: Vec<_> = self.lanes.iter().map(lock).collect();
-        // Relaxed: changed under these locks only.
-        if !self.rdma.failed.load(Ordering::Relaxed) {
-            self.rdma.fail(&error, &mut lanes);
-        }
-        change
-    }
-}
-
-impl LoopLane {
-    fn run(
-        &self,
-        queue: &QueuePair,
-        at: Remote,
-        request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
-    ) -> Result<u64, (Change, Error)> {
-        let local = self.scratch.slice(0..8).map_err(|e| (Change::Undone, e))?;
-        let id = queue.post(request(local, at)).map_err(|error| match error {
-            Error::Unclear { .. } => (Change::Unclear, error),
-            _ => (Change::Undone, error),
-        })?;
-        let mut batch = [Completion::default(); 4];
-        let unclear = |e| (Change::Unclear, e);
-        let begun = Instant::now();
-        loop {
-            let mut n = self.completions.poll(&mut batch).map_err(unclear)?;
-            if n == 0 && begun.elapsed() > SPIN {
-                self.completions.arm(Notify::Any).map_err(unclear)?;
-                // What came before it was armed raises no event.
-                n = self.completions.poll(&mut batch).map_err(unclear)?;
-                if n == 0 {
-                    self.channel.wait(Some(Duration::from_millis(5))).map_err(unclear)?;
-                    continue;
-                }
-            }
-            for completion in &batch[..n] {
-                // Also with an error of the local end: it may be the answer
-                // that did not come through.
-                let failed = || match completion.status().was_refused() {
-                    true => Change::Undone,
-                    false => Change::Unclear,
-                };
-                queue.retire(completion).map_err(|e| (failed(), e))?;
-                if completion.work() == Some(id) {
-                    // Relaxed: taking the completion orders it, see
-                    // `CompletionQueue::poll`.
-                    return Ok(self.scratch.words()[0].load(Ordering::Relaxed));
-                }
-            }
-            if n == 0 {
-                std::hint::spin_loop();
             }
         }
     }

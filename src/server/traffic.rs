@@ -1,7 +1,7 @@
 //! Frames in and out of the clients of a worker.
 
 use super::connection::Phase;
-use super::rdma::take_unclear;
+use super::loopback::take_unclear;
 use super::worker::{Mail, READS_IN_TURN, Worker};
 use crate::engine::{Next, lock};
 use crate::wire::{self, Tag};

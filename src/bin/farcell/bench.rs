@@ -20,6 +20,8 @@ const DEPTHS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 /// The transports take turns this often, so that what else happens on the
 /// machines and between them hits all alike.
 const TURNS: usize = 20;
+/// The longest time that is told apart, in nanoseconds: ten minutes.
+const MOST: u64 = 600_000_000_000;
 /// Longer than any wait that somebody ends.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -131,7 +133,9 @@ impl Bench {
             }
             match Line::new(name, &arrays, || connect(choice)) {
                 Ok(line) => {
-                    let what = line.client.transport().reasons.join("; ");
+                    // Of TCP there is nothing to tell.
+                    let reasons = line.client.transport().reasons;
+                    let what = if name == "tcp" { String::new() } else { reasons.join("; ") };
                     report.transports.push(Present { name, what });
                     lines.push(line);
                 }
@@ -357,8 +361,8 @@ fn histograms() -> Result<Vec<(&'static str, Histogram<u64>)>, Failure> {
     OPERATIONS
         .iter()
         .map(|operation| {
-            let histogram =
-                Histogram::new(3).map_err(|e| Failure::Other(format!("no histogram: {e}")))?;
+            let histogram = Histogram::new_with_bounds(1, MOST, 3)
+                .map_err(|e| Failure::Other(format!("no histogram: {e}")))?;
             Ok((*operation, histogram))
         })
         .collect()
@@ -436,7 +440,10 @@ impl Waiter {
 fn text(report: &Report) -> String {
     let mut text = format!("server {}\n", report.addr);
     for Present { name, what } in &report.transports {
-        text.push_str(&format!("{name}: {what}\n"));
+        text.push_str(&match what.as_str() {
+            "" => format!("{name}\n"),
+            what => format!("{name}: {what}\n"),
+        });
     }
     for Missing { name, why } in &report.missing {
         text.push_str(&format!("{name}: not measured, {why}\n"));

@@ -36,9 +36,10 @@ pub(crate) struct RdmaSettings {
     pub lanes: usize,
 }
 
-/// An array: where its cells are, and what was last seen in each.
+/// An array: the way to it, where its cells are, and what was last seen in each.
 #[derive(Debug)]
 struct Bound {
+    rails: Arc<Rails>,
     base: u32,
     guesses: Box<[AtomicU64]>,
 }
@@ -48,7 +49,10 @@ struct Bound {
 pub(crate) struct Rdma {
     link: Arc<Link>,
     rails: RwLock<Option<Arc<Rails>>>,
+    /// By the session's numbers of them; none when RDMA was given up.
     bound: RwLock<Vec<Option<Arc<Bound>>>>,
+    /// Whether the session may change cells.
+    may_change: bool,
     /// Why RDMA was given up, once it was.
     lost: RwLock<Option<String>>,
     /// Held while it is being given up.
@@ -88,6 +92,7 @@ impl Rdma {
                         link: link.clone(),
                         rails: RwLock::new(Some(rails)),
                         bound: RwLock::default(),
+                        may_change: link.welcome().access == Access::ReadWrite,
                         lost: RwLock::default(),
                         giving_up: Mutex::default(),
                     });
@@ -129,14 +134,19 @@ impl Rdma {
 
     /// Notes where an array's cells are.
     pub fn bind(&self, number: u16, base: u32, extent: u64) {
+        // The lock first: when RDMA is given up meanwhile, what is put here is
+        // taken away again.
         let mut bound = self.bound.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(rails) = self.rails() else {
+            return;
+        };
         let number = usize::from(number);
         if bound.len() <= number {
             bound.resize(number + 1, None);
         }
         if bound[number].as_ref().is_none_or(|b| b.base != base) {
             let guesses = (0..extent).map(|_| AtomicU64::new(0)).collect();
-            bound[number] = Some(Arc::new(Bound { base, guesses }));
+            bound[number] = Some(Arc::new(Bound { rails, base, guesses }));
         }
     }
 
@@ -154,10 +164,9 @@ impl Rdma {
         self.rails.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn way(&self, array: u16) -> Option<(Arc<Rails>, Arc<Bound>)> {
-        let rails = self.rails()?;
+    fn way(&self, array: u16) -> Option<Arc<Bound>> {
         let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
-        Some((rails, bound.get(usize::from(array))?.clone()?))
+        bound.get(usize::from(array))?.clone()
     }
 
     /// The rails are broken: from here on everything goes over TCP. Returns
@@ -173,6 +182,7 @@ impl Rdma {
             }
             *current = None;
         }
+        self.bound.write().unwrap_or_else(PoisonError::into_inner).clear();
         tracing::warn!(why = trouble.why, "RDMA is lost; going on over TCP");
         *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(trouble.why.clone());
         // Whoever else waits for an answer need not wait for its time to end.
@@ -200,14 +210,16 @@ impl Rdma {
     fn load_and_add(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
         let adds = ops.iter().any(|op| op.op == Op::Add);
         let rails = self.rails().filter(|rails| !adds || self.changes_here(rails));
-        let placed = ops
-            .iter()
-            .map(|op| {
-                let (_, bound) = self.way(op.array)?;
-                bound.guesses.get(op.offset as usize)?;
-                Some((bound.base + op.offset, op.op, op.a))
-            })
-            .collect::<Option<Vec<_>>>();
+        let placed = {
+            let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
+            ops.iter()
+                .map(|op| {
+                    let bound = bound.get(usize::from(op.array))?.as_ref()?;
+                    bound.guesses.get(op.offset as usize)?;
+                    Some((bound.base + op.offset, op.op, op.a))
+                })
+                .collect::<Option<Vec<_>>>()
+        };
         let (Some(rails), Some(placed)) = (rails, placed) else {
             return self.link.execute_all(ops);
         };
@@ -225,17 +237,18 @@ impl Rdma {
     }
 
     fn changes_here(&self, rails: &Rails) -> bool {
-        rails.atomics && self.link.welcome().access == Access::ReadWrite
+        rails.atomics && self.may_change
     }
 }
 
 impl Transport for Rdma {
     fn execute(&self, op: CellOp) -> Result<u64, Failure> {
-        let Some((rails, bound)) = self.way(op.array) else {
+        let Some(bound) = self.way(op.array) else {
             return self.link.execute(op);
         };
+        let rails = &bound.rails;
         let guess = match bound.guesses.get(op.offset as usize) {
-            Some(guess) if op.op == Op::Load || !op.op.is_read() && self.changes_here(&rails) => {
+            Some(guess) if op.op == Op::Load || !op.op.is_read() && self.changes_here(rails) => {
                 guess
             }
             _ => return self.link.execute(op),
@@ -244,7 +257,7 @@ impl Transport for Rdma {
         match rails.execute(place, op.op, op.a, op.b, guess) {
             Ok(word) => Ok(word),
             Err(trouble) => {
-                self.give_up(&rails, &trouble);
+                self.give_up(rails, &trouble);
                 match self.unknown(op.op, &trouble) {
                     Some(failure) => Err(failure),
                     None => self.link.execute(op),
@@ -268,20 +281,21 @@ impl Transport for Rdma {
     }
 
     fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
-        let Some((rails, bound)) = self.way(array) else {
+        let Some(bound) = self.way(array) else {
             return self.link.execute_runs(op, array, runs);
         };
+        let rails = &bound.rails;
         if op == Op::Load {
             let mut words = Vec::new();
             return match rails.read(bound.base, runs, &mut words) {
                 Ok(()) => Ok(words),
                 Err(trouble) => {
-                    self.give_up(&rails, &trouble);
+                    self.give_up(rails, &trouble);
                     self.link.execute_runs(op, array, runs)
                 }
             };
         }
-        if op.is_read() || !self.changes_here(&rails) {
+        if op.is_read() || !self.changes_here(rails) {
             return self.link.execute_runs(op, array, runs);
         }
         let offsets: Vec<u32> = runs.iter().flat_map(|run| run.offsets()).collect();
@@ -294,7 +308,7 @@ impl Transport for Rdma {
         };
         let mut words = vec![None; cells.len()];
         if let Err(trouble) = rails.change_all(op, &cells, &mut words) {
-            self.give_up(&rails, &trouble);
+            self.give_up(rails, &trouble);
             // Setting and clearing can be done twice.
             let rest = offsets.iter().zip(&words).filter(|(_, word)| word.is_none());
             let rest: Vec<Run> = rest.map(|(&offset, _)| Run::one(offset)).collect();

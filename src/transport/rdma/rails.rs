@@ -1,17 +1,19 @@
 //! The client's end of its RDMA connections: a few queue pairs, and the cells
 //! at their other end.
 
-use crate::cell::{Change, Op, change, is_waiting};
+use crate::cell::{Change, Op, WAITING, change, is_waiting};
 use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::server::NOTE_BYTES;
 use crate::transport::Bell;
 use crate::verbs::{
-    Access, Completion, CompletionChannel, CompletionQueue, Error, Gid, GidEntry, Notify,
+    Access, Completion, CompletionChannel, CompletionQueue, Error, Gid, GidEntry, Local, Notify,
     ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Remote, Request,
-    UnconnectedQueuePair,
+    UnconnectedQueuePair, WorkId,
 };
 use crate::wire::{LaneRecord, RdmaRecord, Tag};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,12 +23,19 @@ use std::time::{Duration, Instant};
 const DEPTH: u32 = 128;
 /// Notifications that may be waiting for us.
 const NOTES: u32 = 64;
-/// Requests that are posted together, a few less than fit.
-const PIPELINE: usize = DEPTH as usize - 8;
+/// Requests that are posted with one call.
+const LIST: usize = 16;
+/// Lists that are under way together.
+const LISTS: usize = 7;
+/// Requests that are under way together, a few less than fit: there is room
+/// for doorbells.
+const PIPELINE: usize = LIST * LISTS;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
 /// A sleeper looks at its patience this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How often a completion is looked for before anyone else may have the core.
+const LOOKS: u32 = 32;
 /// How long a completion is looked for without sleeping.
 const SPIN: Duration = Duration::from_micros(200);
 
@@ -52,6 +61,22 @@ impl Trouble {
     /// It was in a READ, before the operation changed anything.
     fn in_read(self) -> Trouble {
         Trouble { undone: true, ..self }
+    }
+}
+
+/// The swap to try where, by a guess, `op` would change nothing: that the cell
+/// has gone one step further meanwhile, as it does when two take turns. It
+/// costs no more than looking, since a swap that fails brings the word, too.
+/// `None`: a look is as good.
+fn likely(op: Op, word: u64, a: u64, b: u64) -> Option<(u64, u64)> {
+    let word = match op {
+        Op::Set | Op::Clear | Op::Take => (word & !WAITING).wrapping_add(2),
+        Op::CompareExchange => a << 1,
+        _ => return None,
+    };
+    match change(op, word, a, b) {
+        Change::Swap(new) => Some((word, new)),
+        _ => None,
     }
 }
 
@@ -181,7 +206,7 @@ struct Lane {
 }
 
 impl Lane {
-    fn word(&self, index: usize) -> Result<crate::verbs::Local<'_>, Trouble> {
+    fn word(&self, index: usize) -> Result<Local<'_>, Trouble> {
         self.buffer.slice(index * 8..index * 8 + 8).map_err(|e| Trouble::before(&e))
     }
 
@@ -193,13 +218,28 @@ impl Lane {
 
     /// Posts one request and waits for it.
     fn run(&self, request: Request<'_>) -> Result<(), Trouble> {
-        self.run_all(&[request])
+        self.attempt(|| {
+            let id = self.queue.post(request).map_err(|e| match e {
+                Error::Unclear { .. } => Trouble::unclear(&e),
+                _ => Trouble::before(&e),
+            })?;
+            self.finish(id, true)
+        })
     }
 
     /// Posts requests, all within the depth, and waits for the last of them,
-    /// which is the last to complete.
-    fn run_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
-        let result = self.try_all(requests);
+    /// which is the last to complete and stands for all.
+    fn run_all(&self, requests: &mut [Request<'_>]) -> Result<(), Trouble> {
+        self.attempt(|| {
+            match self.post_list(requests, &mut Vec::with_capacity(requests.len()))? {
+                Some(last) => self.finish(last, requests.len() == 1),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn attempt(&self, work: impl FnOnce() -> Result<(), Trouble>) -> Result<(), Trouble> {
+        let result = self.check().and_then(|()| work());
         if result.is_err() {
             // Relaxed, wherever it is used: a hint, which saves others from
             // sending what cannot arrive.
@@ -226,37 +266,61 @@ impl Lane {
         Ok(())
     }
 
-    fn try_all(&self, requests: &[Request<'_>]) -> Result<(), Trouble> {
-        self.check()?;
-        let mut posted = Vec::with_capacity(requests.len());
-        self.queue.post_all(requests, &mut posted).map_err(|e| match e {
+    /// Posts requests, of which only the last will have a completion.
+    fn post_list(
+        &self,
+        requests: &mut [Request<'_>],
+        posted: &mut Vec<WorkId>,
+    ) -> Result<Option<WorkId>, Trouble> {
+        let before_last = requests.len().saturating_sub(1);
+        for request in &mut requests[..before_last] {
+            *request = request.unsignalled();
+        }
+        posted.clear();
+        self.queue.post_all(requests, posted).map_err(|e| match e {
             Error::Unclear { .. } => Trouble::unclear(&e),
             _ if posted.is_empty() => Trouble::before(&e),
             _ => Trouble::unclear(&e),
         })?;
-        let Some(last) = posted.last().copied() else {
-            return Ok(());
-        };
-        let begun = Instant::now();
-        let mut armed = false;
-        let mut batch = [Completion::default(); 16];
+        Ok(posted.last().copied())
+    }
+
+    /// Waits for the completion of the one signalled request that is under way.
+    /// `alone`: a refusal can only be its own, or that of a doorbell before it.
+    fn finish(&self, id: WorkId, alone: bool) -> Result<(), Trouble> {
+        let mut done = false;
+        while !done {
+            self.completed(alone, |work| done |= work == id)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until something has completed, and tells what. Completions come in
+    /// the order of the requests.
+    fn completed(&self, alone: bool, mut tell: impl FnMut(WorkId)) -> Result<(), Trouble> {
+        let mut batch = [Completion::default(); 4];
+        let (mut looked, mut begun, mut armed) = (0, None, false);
         loop {
             let n = self.completions.poll(&mut batch).map_err(|e| Trouble::unclear(&e))?;
-            let mut done = false;
             for completion in &batch[..n] {
                 self.queue.retire(completion).map_err(|e| Trouble {
-                    undone: completion.status().was_refused() && requests.len() == 1,
+                    undone: completion.status().was_refused() && alone,
                     why: e.to_string(),
                 })?;
-                done |= completion.work() == Some(last);
-            }
-            if done {
-                return Ok(());
+                if let Some(work) = completion.work() {
+                    tell(work);
+                }
             }
             if n > 0 {
+                return Ok(());
+            }
+            // An adapter answers in a microsecond or two: a system call or a look
+            // at the clock would come between.
+            looked += 1;
+            if looked < LOOKS {
                 continue;
             }
-            let waited = begun.elapsed();
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if waited < SPIN {
                 // soft-RoCE works on this very core.
                 std::thread::yield_now();
@@ -271,6 +335,62 @@ impl Lane {
                 self.channel.wait(Some(LOOK_AGAIN)).map_err(|e| Trouble::unclear(&e))?;
                 armed = false;
             }
+        }
+    }
+
+    /// Carries out `count` requests in their order, with as many under way as
+    /// there can be: when the oldest list of them is done, another one goes.
+    /// `make` is told the request's number and where its answer goes; `done`
+    /// gets number and answer of each that is done, in order.
+    fn stream<'a>(
+        &'a self,
+        count: usize,
+        make: impl Fn(usize, Local<'a>) -> Request<'a>,
+        done: impl FnMut(usize, u64),
+    ) -> Result<(), Trouble> {
+        self.attempt(|| self.stream_lists(count, make, done))
+    }
+
+    fn stream_lists<'a>(
+        &'a self,
+        count: usize,
+        make: impl Fn(usize, Local<'a>) -> Request<'a>,
+        mut done: impl FnMut(usize, u64),
+    ) -> Result<(), Trouble> {
+        let mut requests = Vec::with_capacity(LIST);
+        let mut posted = Vec::with_capacity(LIST);
+        // Lists under way: the last request of each, and its numbers.
+        let mut lists: VecDeque<(WorkId, Range<usize>)> = VecDeque::with_capacity(LISTS);
+        let mut next = 0;
+        loop {
+            while next < count && lists.len() < LISTS {
+                let end = count.min(next + LIST);
+                requests.clear();
+                for i in next..end {
+                    requests.push(make(i, self.word(i % PIPELINE)?));
+                }
+                let last = self.post_list(&mut requests, &mut posted).map_err(|trouble| {
+                    // Others may be done by now.
+                    Trouble { undone: trouble.undone && lists.is_empty(), ..trouble }
+                })?;
+                lists.extend(last.map(|last| (last, next..end)));
+                next = end;
+            }
+            if lists.is_empty() {
+                return Ok(());
+            }
+            let mut ended = 0;
+            let completed = self.completed(false, |work| {
+                if let Some(at) = lists.iter().position(|(last, _)| *last == work) {
+                    ended = ended.max(at + 1);
+                }
+            });
+            for (_, numbers) in lists.drain(..ended) {
+                for i in numbers {
+                    done(i, self.value(i % PIPELINE));
+                }
+            }
+            completed?;
         }
     }
 }
@@ -365,17 +485,25 @@ impl Rails {
         let mut sure = false;
         loop {
             let new = match change(op, word, a, b) {
-                // Nothing to change, by a guess: look.
-                Change::None if !sure => {
-                    lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
-                    let found = lane.value(0);
-                    guess.store(found, Ordering::Relaxed);
-                    sure = true;
-                    word = found;
-                    continue;
-                }
-                Change::None => return Ok(word),
                 Change::Swap(new) => new,
+                Change::None if sure => return Ok(word),
+                // Nothing to change, by a guess.
+                Change::None => {
+                    sure = true;
+                    match likely(op, word, a, b) {
+                        Some(swap) => {
+                            word = swap.0;
+                            swap.1
+                        }
+                        None => {
+                            lane.run(Request::read(lane.word(0)?, cell))
+                                .map_err(Trouble::in_read)?;
+                            word = lane.value(0);
+                            guess.store(word, Ordering::Relaxed);
+                            continue;
+                        }
+                    }
+                }
                 Change::Add(_) => unreachable!("only Add adds, and it was done above"),
             };
             lane.run(Request::compare_swap(lane.word(0)?, cell, word, new))?;
@@ -431,32 +559,31 @@ impl Rails {
         words: &mut [Option<u64>],
     ) -> Result<(), Trouble> {
         let lane = self.lane();
-        for (ops, words) in ops.chunks(PIPELINE).zip(words.chunks_mut(PIPELINE)) {
-            let requests = ops
-                .iter()
-                .enumerate()
-                .map(|(i, &(place, op, a))| {
-                    let (word, cell) = (lane.word(i)?, self.cell(place));
-                    Ok(match op {
-                        Op::Add => Request::fetch_add(word, cell, a << 1),
-                        _ => Request::read(word, cell),
-                    })
-                })
-                .collect::<Result<Vec<_>, Trouble>>()?;
-            lane.run_all(&requests)?;
-            let mut rung = Vec::new();
-            for (i, (&(place, op, _), word)) in ops.iter().zip(words).enumerate() {
-                let old = lane.value(i);
-                *word = Some(old);
-                if op == Op::Add && is_waiting(old) {
-                    rung.push(place);
-                }
+        let mut watched = Vec::new();
+        let make = |i: usize, word| {
+            let (place, op, a) = ops[i];
+            match op {
+                Op::Add => Request::fetch_add(word, self.cell(place), a << 1),
+                _ => Request::read(word, self.cell(place)),
             }
-            rung.sort_unstable();
-            rung.dedup();
-            rung.into_iter().for_each(|place| Self::ring(&lane, place));
+        };
+        let streamed = lane.stream(ops.len(), make, |i, old| {
+            words[i] = Some(old);
+            if ops[i].1 == Op::Add && is_waiting(old) {
+                watched.push(ops[i].0);
+            }
+        });
+        Self::ring_all(&lane, watched);
+        streamed
+    }
+
+    /// Rings once for each of these cells.
+    fn ring_all(lane: &Lane, mut places: Vec<u32>) {
+        places.sort_unstable();
+        places.dedup();
+        for place in places {
+            Self::ring(lane, place);
         }
-        Ok(())
     }
 
     /// Sets or clears many events, in no particular order among them, with as
@@ -476,41 +603,42 @@ impl Rails {
             .enumerate()
             .map(|(i, (_, guess))| (i, guess.load(Ordering::Relaxed)))
             .collect();
-        while !tries.is_empty() {
-            let mut again = Vec::new();
-            for chunk in tries.chunks(PIPELINE) {
-                let requests = chunk
-                    .iter()
-                    .enumerate()
-                    .map(|(slot, &(i, word))| {
-                        let (into, cell) = (lane.word(slot)?, self.cell(cells[i].0));
-                        Ok(match change(op, word, 0, 0) {
-                            Change::Swap(new) => Request::compare_swap(into, cell, word, new),
-                            _ => Request::read(into, cell),
-                        })
-                    })
-                    .collect::<Result<Vec<_>, Trouble>>()?;
-                lane.run_all(&requests)?;
-                for (slot, &(i, word)) in chunk.iter().enumerate() {
-                    let (place, guess) = cells[i];
-                    let found = lane.value(slot);
-                    match change(op, word, 0, 0) {
-                        Change::Swap(new) if found == word => {
-                            guess.store(new, Ordering::Relaxed);
-                            words[i] = Some(found);
-                            if is_waiting(found) {
-                                Self::ring(&lane, place);
-                            }
-                            continue;
-                        }
-                        _ => guess.store(found, Ordering::Relaxed),
-                    }
-                    match change(op, found, 0, 0) {
-                        Change::Swap(_) => again.push((i, found)),
-                        _ => words[i] = Some(found),
-                    }
-                }
+        for (_, word) in &mut tries {
+            if let (Change::None, Some(swap)) = (change(op, *word, 0, 0), likely(op, *word, 0, 0)) {
+                *word = swap.0;
             }
+        }
+        while !tries.is_empty() {
+            let (mut again, mut watched) = (Vec::new(), Vec::new());
+            let make = |n: usize, into| {
+                let (i, word) = tries[n];
+                let cell = self.cell(cells[i].0);
+                match change(op, word, 0, 0) {
+                    Change::Swap(new) => Request::compare_swap(into, cell, word, new),
+                    _ => Request::read(into, cell),
+                }
+            };
+            let streamed = lane.stream(tries.len(), make, |n, found| {
+                let (i, word) = tries[n];
+                let (place, guess) = cells[i];
+                match change(op, word, 0, 0) {
+                    Change::Swap(new) if found == word => {
+                        guess.store(new, Ordering::Relaxed);
+                        words[i] = Some(found);
+                        if is_waiting(found) {
+                            watched.push(place);
+                        }
+                        return;
+                    }
+                    _ => guess.store(found, Ordering::Relaxed),
+                }
+                match change(op, found, 0, 0) {
+                    Change::Swap(_) => again.push((i, found)),
+                    _ => words[i] = Some(found),
+                }
+            });
+            Self::ring_all(&lane, watched);
+            streamed?;
             tries = again;
         }
         Ok(())
@@ -526,7 +654,7 @@ impl Rails {
         let flush = |parts: &mut Vec<(usize, usize, u32)>,
                      filled: &mut usize,
                      words: &mut Vec<u64>| {
-            let requests = parts
+            let mut requests = parts
                 .iter()
                 .map(|&(at, n, place)| {
                     let into =
@@ -534,7 +662,7 @@ impl Rails {
                     Ok(Request::read(into, self.cell(place)))
                 })
                 .collect::<Result<Vec<_>, Trouble>>()?;
-            lane.run_all(&requests)?;
+            lane.run_all(&mut requests)?;
             let buffer = lane.buffer.words();
             // Relaxed: see `Lane::value`.
             words.extend(buffer[..*filled].iter().map(|w| w.load(Ordering::Relaxed)));
@@ -604,5 +732,22 @@ impl Bell for Rails {
         // A broken connection shows in the next operation; the sweep and the
         // heartbeats over TCP cover the time until then.
         work().is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_step_is_guessed() {
+        // Set by us as transition 5, and most likely cleared since.
+        assert_eq!(likely(Op::Set, 5 << 1, 0, 0), Some((6 << 1, 7 << 1)));
+        assert_eq!(likely(Op::Set, 5 << 1 | WAITING, 0, 0), Some((6 << 1, 7 << 1)));
+        assert_eq!(likely(Op::Take, 0, 0, 0), Some((1 << 1, 2 << 1)));
+        assert_eq!(likely(Op::CompareExchange, 9 << 1, 3, 4), Some((3 << 1, 4 << 1)));
+        // Nothing would be changed: a look will do.
+        assert_eq!(likely(Op::CompareExchange, 9 << 1, 3, 3), None);
+        assert_eq!(likely(Op::Store, 9 << 1, 9, 0), None);
     }
 }

@@ -268,6 +268,10 @@ impl Line {
         for _ in 0..n {
             go_on()?;
             record(&mut self.times[0].1, || mine.is_set())?;
+        }
+        // Without a look in between, which would tell what the other one did.
+        for _ in 0..n {
+            go_on()?;
             record(&mut self.times[1].1, || mine.set())?;
             record(&mut self.times[2].1, || theirs.clear())?;
         }

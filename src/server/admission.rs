@@ -7,8 +7,7 @@ use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
 use crate::engine::Newcomer;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
-use socket2::{SockRef, TcpKeepalive};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Worker {
     /// Sends a greeting to a client that has connected.
@@ -18,15 +17,6 @@ impl Worker {
             tracing::error!(%error, "no random numbers; a client is dropped");
             return;
         }
-        let socket = SockRef::from(&stream);
-        let keepalive = TcpKeepalive::new()
-            .with_time(Duration::from_secs(30))
-            .with_interval(Duration::from_secs(10))
-            .with_retries(3);
-        // Without these a client is slower, or is found dead later: no reason
-        // to send it away.
-        let _ = socket.set_tcp_nodelay(true);
-        let _ = socket.set_tcp_keepalive(&keepalive);
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
         let handshake = ServerHandshake::new(nonce);

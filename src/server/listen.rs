@@ -3,9 +3,10 @@
 use crate::addr::resolve;
 use crate::error::{Error, Result};
 use rustix::system::uname;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
 
 /// Where a server listens unless told otherwise: on every address of the
 /// machine, IPv6 and IPv4.
@@ -69,6 +70,15 @@ fn open(addr: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     // A restarted server must not wait until old connections have timed out.
     socket.set_reuse_address(true)?;
     socket.bind(&addr.into())?;
+    // Every socket accepted here has these from it: they need not be set for
+    // each client. Without them one is slower, or is found dead later: no
+    // reason not to serve.
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(30))
+        .with_interval(Duration::from_secs(10))
+        .with_retries(3);
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_tcp_keepalive(&keepalive);
     // The kernel cuts this down to net.core.somaxconn (listen(2)).
     socket.listen(i32::MAX)?;
     socket.set_nonblocking(true)?;
@@ -86,4 +96,23 @@ pub fn reachable(local: SocketAddr) -> String {
     let known = !name.is_empty()
         && (name, local.port()).to_socket_addrs().is_ok_and(|mut found| found.next().is_some());
     format!("{}:{}", if known { name } else { "127.0.0.1" }, local.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::SockRef;
+    use std::net::TcpStream;
+
+    #[test]
+    fn accepted_sockets_have_the_options_of_the_listener() {
+        let listener = open(([127, 0, 0, 1], 0).into(), false).unwrap();
+        listener.set_nonblocking(false).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let socket = SockRef::from(&accepted);
+        assert!(socket.tcp_nodelay().unwrap());
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(30));
+    }
 }

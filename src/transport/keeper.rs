@@ -46,8 +46,15 @@ pub(crate) fn keep(link: Weak<Link>, first: Instant) -> std::io::Result<()> {
     });
     match keeper {
         Ok(keeper) => {
-            lock(&keeper.due).push(Reverse(Due { at: first, link }));
-            keeper.earlier.notify_one();
+            let mut due = lock(&keeper.due);
+            // It sleeps until the first one that it knows; a later one need
+            // not wake it.
+            let earlier = due.peek().is_none_or(|Reverse(known)| first < known.at);
+            due.push(Reverse(Due { at: first, link }));
+            drop(due);
+            if earlier {
+                keeper.earlier.notify_one();
+            }
             Ok(())
         }
         Err(e) => Err(e.kind().into()),

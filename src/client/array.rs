@@ -124,7 +124,8 @@ impl Array {
     }
 }
 
-/// What the handle of an array can do, whatever its cells are.
+/// What the handle of an array, and that of one of its cells, can do whatever
+/// the cells are.
 macro_rules! array_handle {
     ($array:ident, $one:ident, $many:ident, $word:literal) => {
         impl $array {
@@ -198,6 +199,20 @@ macro_rules! array_handle {
             /// list.
             pub fn cells(&self, cells: &[(usize, usize)]) -> Result<$many> {
                 Selection::list(&self.array, cells).map($many)
+            }
+        }
+
+        impl $one {
+            /// Its row.
+            #[must_use]
+            pub fn row(&self) -> usize {
+                self.row
+            }
+
+            /// Its column.
+            #[must_use]
+            pub fn col(&self) -> usize {
+                self.col
             }
         }
     };

@@ -31,18 +31,6 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Its row.
-    #[must_use]
-    pub fn row(&self) -> usize {
-        self.row
-    }
-
-    /// Its column.
-    #[must_use]
-    pub fn col(&self) -> usize {
-        self.col
-    }
-
     fn execute(&self, op: Op, a: i64, b: i64) -> Result<i64> {
         fits(a)?;
         fits(b)?;

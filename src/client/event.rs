@@ -60,18 +60,6 @@ pub struct Event {
 }
 
 impl Event {
-    /// Its row.
-    #[must_use]
-    pub fn row(&self) -> usize {
-        self.row
-    }
-
-    /// Its column.
-    #[must_use]
-    pub fn col(&self) -> usize {
-        self.col
-    }
-
     fn execute(&self, op: Op) -> Result<u64> {
         self.array.execute(op, self.offset, 0, 0)
     }

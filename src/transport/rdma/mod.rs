@@ -3,6 +3,7 @@
 //! The session's control connection stays: it opens arrays, parks waits, and
 //! takes everything over when the RDMA connection breaks.
 
+mod lane;
 mod rails;
 
 use super::tcp::{Canceller, Link};
@@ -13,7 +14,8 @@ use crate::error::Error;
 use crate::layout::Run;
 use crate::rdma::Adapter;
 use crate::wire::{Tag, WaitRecord};
-use rails::{Rails, Trouble, Unconnected};
+use lane::Trouble;
+use rails::{Rails, Unconnected};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;

@@ -33,6 +33,16 @@ impl Kind {
         }
     }
 
+    /// The word that the cells of a new array hold, or `None` if no array of
+    /// this kind can have this parameter.
+    #[must_use]
+    pub const fn first_word(self, param: u64) -> Option<u64> {
+        match (self, param) {
+            (Kind::Event | Kind::Counter, 0) => Some(0),
+            _ => None,
+        }
+    }
+
     /// "event" or "counter".
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -60,13 +70,16 @@ impl std::str::FromStr for Kind {
     }
 }
 
-/// Kind and shape together, as two arrays of one name are compared.
+/// All that two arrays of one name are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     /// What the cells are.
     pub kind: Kind,
     /// How many there are.
     pub shape: Shape,
+    /// What else belongs to the kind, see [`Kind::first_word`]. 0 for events
+    /// and counters.
+    pub param: u64,
 }
 
 impl fmt::Display for Form {
@@ -146,6 +159,9 @@ pub enum CatalogError {
     /// Rows or columns are 0.
     #[error("a shape of {0} has no cells")]
     Empty(Shape),
+    /// No array of this kind has this parameter.
+    #[error("the parameter {0} is none for this kind of array")]
+    Param(u64),
     /// The array exists with another kind or shape.
     #[error("exists as {0}")]
     Mismatch(Form),
@@ -232,6 +248,9 @@ impl Catalog {
         check_name(name)?;
         if form.shape.cells() == 0 {
             return Err(CatalogError::Empty(form.shape));
+        }
+        if form.kind.first_word(form.param).is_none() {
+            return Err(CatalogError::Param(form.param));
         }
         if let Some(entry) = self.arrays.get(name) {
             if entry.form != form {
@@ -327,7 +346,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn form(rows: u32, cols: u32) -> Form {
-        Form { kind: Kind::Event, shape: Shape { rows, cols } }
+        Form { kind: Kind::Event, shape: Shape { rows, cols }, param: 0 }
     }
 
     #[test]

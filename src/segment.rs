@@ -5,14 +5,16 @@
 use crate::layout::CELLS_AT;
 use crate::verbs::Memory;
 use farcell_sys::fork::{self, Generation};
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 /// A page of header, and a flat array of cells behind it, all 0 at first, in
-/// page-aligned anonymous memory.
+/// a memory file of its own, so that other processes can be given it.
 #[derive(Debug)]
 pub struct Segment {
     map: ManuallyDrop<MmapRaw>,
@@ -20,23 +22,38 @@ pub struct Segment {
     generation: Generation,
 }
 
+/// Bytes of a segment of that many cells: whole pages.
+fn bytes_of(cells: u32) -> io::Result<usize> {
+    (cells as usize)
+        .checked_mul(size_of::<AtomicU64>())
+        .filter(|&n| n > 0)
+        .and_then(|n| n.checked_add(CELLS_AT)?.checked_next_multiple_of(4096))
+        .ok_or(io::ErrorKind::InvalidInput.into())
+}
+
 impl Segment {
     /// Maps a segment of `cells` cells. Pages are taken when first touched.
+    /// The file (memfd_create(2)) has no name in any directory, and can be
+    /// neither shortened nor lengthened by anyone.
     ///
     /// # Errors
-    /// `ENOMEM` when the system has not that much memory, and
-    /// `InvalidInput` for no cells at all or more bytes than an address has.
+    /// `ENOMEM` when the system has not that much memory, `EMFILE` when the
+    /// process has all the files that it may have, and `InvalidInput` for no
+    /// cells at all or more bytes than an address has.
     pub fn anonymous(cells: u32) -> io::Result<Segment> {
-        let bytes = (cells as usize)
-            .checked_mul(size_of::<AtomicU64>())
-            .filter(|&n| n > 0)
-            .and_then(|n| n.checked_add(CELLS_AT)?.checked_next_multiple_of(4096))
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Segment {
-            map: ManuallyDrop::new(MmapMut::map_anon(bytes)?.into()),
-            bytes,
-            generation: fork::generation(),
-        })
+        let bytes = bytes_of(cells)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(c"farcell", flags)?);
+        file.set_len(bytes as u64)?;
+        // A mapping of a file that has been cut short ends in SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Segment::map(&file, bytes)
+    }
+
+    fn map(file: &File, bytes: usize) -> io::Result<Segment> {
+        let map = MmapOptions::new().len(bytes).map_raw(file)?;
+        let generation = fork::generation();
+        Ok(Segment { map: ManuallyDrop::new(map), bytes, generation })
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -61,7 +78,7 @@ impl Segment {
     }
 }
 
-// SAFETY: an anonymous map has one place and size for its life and is whole
+// SAFETY: a map of a sealed memory file has one place and size for its life and is whole
 // pages; all references into it are to atomics. A forked child, where the
 // pages may be gone, does not unmap them.
 unsafe impl Memory for Segment {

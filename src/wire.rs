@@ -15,7 +15,7 @@ use crate::layout::{Run, Shape};
 use bytemuck::{Pod, Zeroable};
 
 /// The version of the protocol that this code speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Largest payload of a frame.
 pub const MAX_PAYLOAD: usize = 1 << 20;
@@ -244,6 +244,10 @@ pub struct OpenRecord {
     pub rows: u32,
     /// Columns.
     pub cols: u32,
+    /// 0.
+    pub reserved_too: u32,
+    /// What else belongs to the kind; 0 for events and counters.
+    pub param: u64,
 }
 
 /// What was opened.
@@ -262,6 +266,8 @@ pub struct OpenedRecord {
     pub cols: u32,
     /// Its first cell, counted from the start of the segment.
     pub base: u32,
+    /// What else belongs to the kind; 0 for events and counters.
+    pub param: u64,
 }
 
 /// One side of an RDMA connection.
@@ -316,6 +322,10 @@ pub struct ListRecord {
     pub rows: u32,
     /// Columns.
     pub cols: u32,
+    /// 0.
+    pub reserved_too: u32,
+    /// What else belongs to the kind; 0 for events and counters.
+    pub param: u64,
 }
 
 /// What the server tells of itself.
@@ -536,9 +546,11 @@ impl Refusal {
                 CatalogError::Name(NameError::BadStart(c)) => (19, [u64::from(*c), 0, 0]),
                 CatalogError::Empty(s) => (20, [0, s.rows.into(), s.cols.into()]),
                 CatalogError::Mismatch(form) => {
-                    let Form { kind, shape } = *form;
-                    (21, [kind as u64, shape.rows.into(), shape.cols.into()])
+                    let Form { kind, shape, param } = *form;
+                    let both = u64::from(shape.rows) << 32 | u64::from(shape.cols);
+                    (21, [kind as u64, both, param])
                 }
+                CatalogError::Param(param) => (25, [*param, 0, 0]),
                 CatalogError::Missing => (22, [0; 3]),
                 CatalogError::Full { asked, free, largest } => (23, [*asked, *free, *largest]),
                 CatalogError::TooMany => (24, [0; 3]),
@@ -570,12 +582,14 @@ impl Refusal {
             19 => Refusal::Catalog(NameError::BadStart(character(a)?).into()),
             20 => Refusal::Catalog(CatalogError::Empty(shape()?)),
             21 => {
-                let form = Form { kind: kind(a)?, shape: shape()? };
+                let shape = Shape { rows: (b >> 32) as u32, cols: b as u32 };
+                let form = Form { kind: kind(a)?, shape, param: c };
                 Refusal::Catalog(CatalogError::Mismatch(form))
             }
             22 => Refusal::Catalog(CatalogError::Missing),
             23 => Refusal::Catalog(CatalogError::Full { asked: a, free: b, largest: c }),
             24 => Refusal::Catalog(CatalogError::TooMany),
+            25 => Refusal::Catalog(CatalogError::Param(a)),
             _ => return None,
         })
     }

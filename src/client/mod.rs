@@ -544,7 +544,7 @@ impl Client {
     ) -> Result<Arc<Array>> {
         check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
         let shape = shape(name, rows, cols)?;
-        self.open(name, Some(Form { kind, shape }))
+        self.open(name, Some(Form { kind, shape, param: 0 }))
     }
 
     fn open_existing(&self, name: &str, kind: Kind) -> Result<Arc<Array>> {
@@ -563,9 +563,7 @@ impl Client {
     }
 
     fn open(&self, name: &str, form: Option<Form>) -> Result<Arc<Array>> {
-        let (kind, rows, cols) =
-            form.map_or((0, 0, 0), |f| (f.kind as u8, f.shape.rows, f.shape.cols));
-        let opened = self.core.link.open(name, kind, rows, cols);
+        let opened = self.core.link.open(name, form);
         let (number, record) = opened.map_err(|failure| match failure {
             Failure::Error(e) => e,
             Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "create" },
@@ -586,7 +584,7 @@ impl Client {
         Ok(Arc::new(Array {
             client: self.clone(),
             name: name.to_owned(),
-            form: Form { kind, shape },
+            form: Form { kind, shape, param: record.param },
             number,
         }))
     }

@@ -125,12 +125,13 @@ impl<A: Actor> Engine<A> {
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
         let (entry, created) = catalog.open_or_create(name, form)?;
         if created {
+            let first = form.kind.first_word(form.param).unwrap_or(0);
             // Cells of an array that was removed before may hold anything.
             // Nobody else can reach them: the catalog is locked for writing.
             for place in entry.base..entry.base + entry.extent {
                 let mut word = self.actor.load(place);
-                while word != 0 {
-                    match self.actor.compare_exchange(place, word, 0) {
+                while word != first {
+                    match self.actor.compare_exchange(place, word, first) {
                         Ok(_) => break,
                         Err(found) => word = found,
                     }

@@ -356,7 +356,7 @@ impl<A: Actor> Engine<A> {
             code => {
                 let kind = Kind::from_code(code).ok_or(Violation::Field("kind"))?;
                 let shape = Shape { rows: record.rows, cols: record.cols };
-                self.open_as(session.access, name, Form { kind, shape })
+                self.open_as(session.access, name, Form { kind, shape, param: record.param })
             }
         };
         let (entry, created) = match opened {
@@ -366,7 +366,7 @@ impl<A: Actor> Engine<A> {
             }
             Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };
-        let (Form { kind, shape }, base) = (entry.form, entry.base);
+        let (Form { kind, shape, param }, base) = (entry.form, entry.base);
         session.bind(record.array, Some(entry))?;
         let record = OpenedRecord {
             kind: kind as u8,
@@ -375,6 +375,7 @@ impl<A: Actor> Engine<A> {
             rows: shape.rows,
             cols: shape.cols,
             base,
+            param,
         };
         wire::push(&mut out.reply, Tag::Opened, id, &[bytemuck::bytes_of(&record)]);
         Ok(Ok(()))
@@ -435,13 +436,15 @@ impl<A: Actor> Engine<A> {
         wire::push(&mut out.reply, Tag::Listed, id, &[]);
         let head = out.reply.len() - wire::HEADER;
         for entry in self.catalogued().list(after, 1024) {
-            let Form { kind, shape } = entry.form;
+            let Form { kind, shape, param } = entry.form;
             let record = ListRecord {
                 kind: kind as u8,
                 name_len: entry.name.len() as u8,
                 reserved: 0,
                 rows: shape.rows,
                 cols: shape.cols,
+                reserved_too: 0,
+                param,
             };
             out.reply.extend_from_slice(bytemuck::bytes_of(&record));
             out.reply.extend_from_slice(entry.name.as_bytes());

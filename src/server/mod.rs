@@ -343,7 +343,7 @@ impl Server {
     /// # Errors
     /// As [`Client::events`](crate::Client::events).
     pub fn create(&self, name: &str, kind: Kind, rows: usize, cols: usize) -> Result<bool> {
-        let form = Form { kind, shape: shape(name, rows, cols)? };
+        let form = Form { kind, shape: shape(name, rows, cols)?, param: 0 };
         self.shared
             .engine
             .open(name, form)
@@ -424,6 +424,7 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
         CatalogError::Full { asked, free, largest } => {
             Error::SegmentFull { name, asked, free, largest }
         }
+        CatalogError::Param(_) => Error::BadSetting { what: format!("array {name:?}: {error}") },
         CatalogError::TooMany => {
             Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
         }

@@ -30,7 +30,7 @@ struct Place {
 impl Place {
     fn new(access: Access) -> Place {
         let engine = Engine::new(Segment::anonymous(CELLS).unwrap(), CELLS, LEASE);
-        let form = |kind| Form { kind, shape: Shape { rows: 2, cols: 5 } };
+        let form = |kind| Form { kind, shape: Shape { rows: 2, cols: 5 }, param: 0 };
         engine.open("events", form(Kind::Event)).unwrap();
         engine.open("counters", form(Kind::Counter)).unwrap();
         let (theirs, _) = engine.open(THEIRS, form(Kind::Counter)).unwrap();

@@ -49,8 +49,9 @@ fn encode(ask: &Ask, id: u64, span: u64) -> Vec<u8> {
             (Tag::Runs, [head, records(runs.iter().map(|&r| run(r)))].concat())
         }
         Ask::Open { number, name, kind, rows, cols } => {
+            let (rows, cols) = (*rows, *cols);
             let record =
-                OpenRecord { array: *number, kind: *kind, reserved: 0, rows: *rows, cols: *cols };
+                OpenRecord { array: *number, kind: *kind, rows, cols, ..Default::default() };
             (Tag::Open, [records([record]), name.as_bytes().to_vec()].concat())
         }
         Ask::Remove(name) => (Tag::Remove, name.as_bytes().to_vec()),

@@ -576,6 +576,7 @@ impl Model {
             rows: array.rows,
             cols: array.cols,
             base: array.base,
+            param: 0,
         };
         assert_eq!(take(Tag::Opened, &payload).unwrap(), (record, &[][..]));
     }

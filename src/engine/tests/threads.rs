@@ -117,7 +117,7 @@ fn post(outboxes: &[Sender<Vec<u8>>], mail: Vec<(Route, Vec<u8>)>) {
 fn engine() -> Engine<Segment> {
     let engine = Engine::new(Segment::anonymous(1024).unwrap(), 1024, LEASE);
     for (name, kind) in [("events", Kind::Event), ("counters", Kind::Counter)] {
-        engine.open(name, Form { kind, shape: Shape { rows: 4, cols: 9 } }).unwrap();
+        engine.open(name, Form { kind, shape: Shape { rows: 4, cols: 9 }, param: 0 }).unwrap();
     }
     engine
 }

@@ -11,6 +11,7 @@ mod writing;
 pub(crate) use link::{Link, Settings};
 
 use super::{CellOp, Failure, Transport, Waited};
+use crate::catalog::Form;
 use crate::cell::Op;
 use crate::engine::lock;
 use crate::error::Error;
@@ -183,17 +184,22 @@ impl Link {
     }
 
     /// Opens an array under a number of the session's, to be given back with
-    /// [`drop_binding`](Self::drop_binding). `kind` 0 opens whatever
-    /// has the name.
+    /// [`drop_binding`](Self::drop_binding). `None` opens whatever has the
+    /// name.
     pub(crate) fn open(
         &self,
         name: &str,
-        kind: u8,
-        rows: u32,
-        cols: u32,
+        form: Option<Form>,
     ) -> Result<(u16, OpenedRecord), Failure> {
         let open = |array| {
-            let record = OpenRecord { array, kind, reserved: 0, rows, cols };
+            let blank = OpenRecord { array, ..Default::default() };
+            let record = form.map_or(blank, |form| OpenRecord {
+                kind: form.kind as u8,
+                rows: form.shape.rows,
+                cols: form.shape.cols,
+                param: form.param,
+                ..blank
+            });
             frame(Tag::Open, &[bytemuck::bytes_of(&record), name.as_bytes()])
         };
         let Some(number) = self.add_binding(open) else {
@@ -204,7 +210,7 @@ impl Link {
             frame: Frame::many(open(number)),
             name: "open",
             repeatable: true,
-            reads: kind == 0,
+            reads: form.is_none(),
             reply_bytes: HEADER + 64,
         });
         let opened = match reply {

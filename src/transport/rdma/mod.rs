@@ -13,6 +13,7 @@ use crate::cell::{Op, is_suspect};
 use crate::error::Error;
 use crate::layout::Run;
 use crate::rdma::Adapter;
+use crate::verbs::library;
 use crate::wire::{Tag, WaitRecord};
 use lane::Trouble;
 use rails::{Rails, Unconnected};
@@ -36,6 +37,15 @@ pub(crate) struct RdmaSettings {
     pub dead_after: Duration,
     /// Queue pairs.
     pub lanes: usize,
+}
+
+/// What RDMA would lack on this side as well, where the server's not offering
+/// it was reason enough to look no further.
+pub(crate) fn lacking(link: &Link) -> Option<String> {
+    if link.welcome().offers_rdma {
+        return None;
+    }
+    library().err().map(|error| error.to_string())
 }
 
 /// An array: the way to it, where its cells are, and what was last seen in each.
@@ -68,7 +78,9 @@ impl Rdma {
     /// Why there is none, a sentence for each thing that was tried.
     pub fn open(link: &Arc<Link>, settings: &RdmaSettings) -> Result<Rdma, Vec<String>> {
         if !link.welcome().offers_rdma {
-            return Err(vec!["the server does not offer it".to_owned()]);
+            return Err(vec![
+                "the server does not offer it (farcell serve -v says why)".to_owned(),
+            ]);
         }
         let adapter = Adapter::open(settings.device.as_deref()).map_err(|e| vec![e.to_string()])?;
         let candidates = if adapter.by_lid() {

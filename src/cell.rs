@@ -17,6 +17,28 @@ pub const COUNTER_MIN: i64 = i64::MIN >> 1;
 /// Largest value that a counter can hold: 2^62 - 1.
 pub const COUNTER_MAX: i64 = i64::MAX >> 1;
 
+/// What the cells of a removed array hold where clients reach them without
+/// asking: no event comes there, and hardly a counter.
+///
+/// The waiting bit is set and stays, since nobody swaps from a tombstone and an
+/// add leaves it. So whoever looks at the bit anyway needs to look further only
+/// where it is set.
+pub const TOMBSTONE: u64 = ((COUNTER_MIN + (3 << 40)) as u64) << 1 | WAITING;
+
+/// Adds that did not know of the removal move a tombstone by less than this.
+const DRIFT: u64 = 1 << 40;
+
+/// Whether a word may be a [`TOMBSTONE`], or one that was added to. Whoever
+/// meets such a word asks the server, which knows: a counter may hold it, too.
+#[inline]
+#[must_use]
+pub const fn is_suspect(word: u64) -> bool {
+    // The waiting bit goes to the top, above the value, so that one comparison
+    // asks for both.
+    const FIRST: u64 = TOMBSTONE.rotate_right(1) - DRIFT;
+    word.rotate_right(1).wrapping_sub(FIRST) <= 2 * DRIFT
+}
+
 /// The value of a word, sign-extended from 63 bits.
 #[must_use]
 pub const fn value(word: u64) -> i64 {
@@ -272,6 +294,21 @@ mod tests {
         assert_eq!(change(Op::Store, word, 7, 0), Change::None);
         assert_eq!(change(Op::CompareExchange, word, 8, 9), Change::None);
         assert_eq!(change(Op::Or, word, 1, 0), Change::None);
+    }
+
+    #[test]
+    fn tombstones_are_suspect_and_ordinary_words_are_not() {
+        let moved = |by: i64| TOMBSTONE.wrapping_add((by << 1) as u64);
+        for by in [0, 1, -1, 1 << 40, -(1 << 40)] {
+            assert!(is_suspect(moved(by)), "{by}");
+            assert!(!is_suspect(moved(by) & !WAITING), "nobody waits for a tombstone");
+        }
+        for by in [1 << 41, -(1 << 41)] {
+            assert!(!is_suspect(moved(by)), "{by}");
+        }
+        for value in [COUNTER_MIN, COUNTER_MAX, 0, -1, i64::from(i32::MIN), 1 << 40, -(1 << 40)] {
+            assert!(!is_suspect(pack(value).unwrap() | WAITING), "{value}");
+        }
     }
 
     proptest! {

@@ -26,7 +26,8 @@ fn the_key_is_made_once_and_for_its_owner_alone() {
 #[test]
 fn it_tells_a_person_what_there_is_to_know() {
     let home = Home::new();
-    let mut server = Running::start(&mut home.command(&["serve", "--bind", "127.0.0.1:0"]));
+    let mut server =
+        Running::start(&mut home.command(&["serve", "--rdma", "off", "--bind", "127.0.0.1:0"]));
     let mut lines = server.stdout().lines().map(Result::unwrap);
     let first = lines.next().unwrap();
     let addr = first.strip_prefix("listening on ").unwrap();

@@ -8,7 +8,7 @@
 
 #![allow(dead_code)] // Each bench uses a part of it.
 
-use farcell::{Client, ClientBuilder, Key, Server, TransportChoice};
+use farcell::{Client, ClientBuilder, Key, RdmaChoice, Server, TransportChoice};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -236,7 +236,7 @@ pub fn farcell_server(cores: &[usize], spin: bool) -> Result<Peer> {
 
 fn serve(cores: &str, spin: &str) -> Result<()> {
     pin_to_list(cores)?;
-    let mut builder = Server::builder(key()?).bind("127.0.0.1:0").workers(1);
+    let mut builder = Server::builder(key()?).rdma(RdmaChoice::Off).bind("127.0.0.1:0").workers(1);
     if spin == "spin" {
         builder = builder.spin(SPIN);
     }

@@ -2,6 +2,9 @@
 //! memory of a peer that knows nothing of farcell, one that is written with the
 //! `ibverbs` crate.
 //!
+//! `scripts/rdma-tests` installs what this needs, builds it, and runs it in a
+//! machine that has a device.
+//!
 //! It stands outside the workspace's default members, so that nobody needs
 //! clang, cmake or a -dev package to build farcell. On Debian 12:
 //!

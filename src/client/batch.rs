@@ -14,7 +14,9 @@ use std::sync::Arc;
 ///
 /// Up to 32,768 operations travel as one request: if one of them is refused,
 /// none is done. Other clients can come in between them; a batch saves trips,
-/// it is no transaction.
+/// it is no transaction. Over RDMA each operation is done by itself; there only
+/// the removal of an array can refuse one of them, and those before it are done
+/// then.
 #[derive(Clone, Debug)]
 pub struct Batch {
     client: Client,

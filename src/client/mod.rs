@@ -19,7 +19,7 @@ use crate::keyfile;
 use crate::layout::Shape;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect, soon_enough};
-use crate::transport::rdma::{Rdma, RdmaSettings};
+use crate::transport::rdma::{self, Rdma, RdmaSettings};
 use crate::transport::tcp::{Link, Settings};
 use crate::transport::{Failure, Transport, keeper};
 use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
@@ -229,11 +229,13 @@ impl ClientBuilder {
         let first = Instant::now() + Duration::from_millis(welcome.lease_ms) / 3;
         keeper::keep(Arc::downgrade(&link), first)
             .map_err(|e| Error::os("starting the thread that keeps leases", e))?;
+        let only_tcp = choice == TransportChoice::Tcp;
         let (rdma, reasons) = match choice {
             TransportChoice::Tcp => (None, vec!["tcp was asked for".to_owned()]),
             _ => match Rdma::open(&link, &rdma) {
                 Ok(rdma) => (Some(Arc::new(rdma)), Vec::new()),
-                Err(reasons) if choice == TransportChoice::Rdma => {
+                Err(mut reasons) if choice == TransportChoice::Rdma => {
+                    reasons.extend(rdma::lacking(&link));
                     link.close();
                     return Err(Error::Rdma { what: reasons.join("; ") });
                 }
@@ -244,9 +246,12 @@ impl ClientBuilder {
             Some(rdma) => rdma.clone(),
             None => link.clone(),
         };
-        let client = Client { core: Arc::new(Core { link, transport, rdma, reasons }) };
-        let TransportReport { name, reasons } = client.transport();
-        tracing::info!(transport = name, why = reasons.join("; "), "connected");
+        let client = Client { core: Arc::new(Core { link, transport, rdma, reasons, only_tcp }) };
+        // Not otherwise: the report may have to look for a library.
+        if tracing::enabled!(tracing::Level::INFO) {
+            let TransportReport { name, reasons } = client.transport();
+            tracing::info!(transport = name, why = reasons.join("; "), "connected");
+        }
         Ok(client)
     }
 
@@ -302,6 +307,8 @@ struct Core {
     rdma: Option<Arc<Rdma>>,
     /// Why it is not a better one.
     reasons: Vec<String>,
+    /// No better one was asked for.
+    only_tcp: bool,
 }
 
 impl Drop for Core {
@@ -506,7 +513,13 @@ impl Client {
             Some(Err(why)) => {
                 TransportReport { name: "tcp", reasons: vec![format!("rdma was lost: {why}")] }
             }
-            None => TransportReport { name: "tcp", reasons: self.core.reasons.clone() },
+            None => {
+                let mut reasons = self.core.reasons.clone();
+                if !self.core.only_tcp {
+                    reasons.extend(rdma::lacking(&self.core.link));
+                }
+                TransportReport { name: "tcp", reasons }
+            }
         }
     }
 

@@ -25,6 +25,18 @@ pub trait Actor {
     fn fetch_add(&self, place: u32, delta: u64) -> u64;
 }
 
+/// Puts `new` whatever the word is, and returns what it was.
+pub fn replace<A: Actor>(actor: &A, place: u32, new: u64) -> u64 {
+    let mut word = actor.load(place);
+    while word != new {
+        match actor.compare_exchange(place, word, new) {
+            Ok(_) => break,
+            Err(found) => word = found,
+        }
+    }
+    word
+}
+
 /// The CPU as the actor.
 ///
 /// Acquire and release suffice. All that a wait needs to know, value and

@@ -19,6 +19,7 @@ pub use actor::Actor;
 pub use request::Next;
 pub use session::Route;
 
+use actor::replace;
 use session::Session;
 
 use crate::auth::Access;
@@ -129,13 +130,7 @@ impl<A: Actor> Engine<A> {
             // Cells of an array that was removed before may hold anything.
             // Nobody else can reach them: the catalog is locked for writing.
             for place in entry.base..entry.base + entry.extent {
-                let mut word = self.actor.load(place);
-                while word != first {
-                    match self.actor.compare_exchange(place, word, first) {
-                        Ok(_) => break,
-                        Err(found) => word = found,
-                    }
-                }
+                replace(&self.actor, place, first);
             }
         }
         Ok((entry, created))

@@ -1,12 +1,12 @@
 //! What the engine does with each frame of a client.
 
-use super::actor::{Actor, execute};
+use super::actor::{Actor, execute, replace};
 use super::parking::{Target, WaitId};
 use super::session::{Arrival, Session};
 use super::{Done, Engine, Out, deliver, lock, push_ended};
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form, Kind};
-use crate::cell::{Condition, Op, pack};
+use crate::cell::{Condition, Op, TOMBSTONE, pack};
 use crate::layout::{Run, Shape};
 use crate::wire::{
     self, Header, InfoRecord, ListRecord, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord,
@@ -422,8 +422,25 @@ impl<A: Actor> Engine<A> {
         let cells = entry.base..entry.base + entry.extent;
         parking.remove_cells(&self.actor, cells, &mut gathered.done);
         self.count(&parking);
+        drop(parking);
+        drop(catalog);
+        if self.one_sided {
+            self.bury(&entry);
+        }
         wire::push(&mut out.reply, Tag::Words, id, &[]);
         Ok(Ok(()))
+    }
+
+    /// Tells those who reach the cells of a removed array without asking that
+    /// it is gone. Nobody else changes the cells by now: who asks is refused,
+    /// and they belong to no other array as long as the entry is held. So no
+    /// lock is, although this may take a while.
+    fn bury(&self, entry: &Entry) {
+        let shape = entry.form.shape;
+        let cells = (0..shape.rows).flat_map(|row| (0..shape.cols).map(move |col| (row, col)));
+        for offset in cells.filter_map(|(row, col)| shape.offset(row, col)) {
+            replace(&self.actor, entry.base + offset, TOMBSTONE);
+        }
     }
 
     fn list(

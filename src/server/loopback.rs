@@ -53,20 +53,16 @@ pub(super) struct ServerActor {
 }
 
 impl ServerActor {
+    /// The CPU alone.
+    pub fn alone(segment: Arc<Segment>) -> ServerActor {
+        ServerActor { segment, loopback: None, break_rule: false }
+    }
+
     /// An actor for the domain that `rdma` has, unless told to `break_rule`.
-    pub fn new(
-        segment: Arc<Segment>,
-        rdma: Option<&Arc<Rdma>>,
-        lanes: usize,
-        break_rule: bool,
-    ) -> Result<ServerActor, Error> {
-        let loopback = match rdma {
-            Some(rdma) if rdma.domain == Domain::Hca && !break_rule => {
-                Some(Loopback::open(rdma, lanes)?)
-            }
-            _ => None,
-        };
-        Ok(ServerActor { segment, loopback, break_rule })
+    pub fn new(rdma: &Arc<Rdma>, lanes: usize, break_rule: bool) -> Result<ServerActor, Error> {
+        let by_adapter = rdma.domain == Domain::Hca && !break_rule;
+        let loopback = by_adapter.then(|| Loopback::open(rdma, lanes)).transpose()?;
+        Ok(ServerActor { segment: rdma.segment.clone(), loopback, break_rule })
     }
 }
 

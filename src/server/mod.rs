@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::layout::{MAGIC_WORD, MAX_CELLS, Shape, header};
 use crate::segment::Segment;
+use crate::verbs;
 use loopback::ServerActor;
 use rdma::Rdma;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -79,16 +80,16 @@ pub struct ServerBuilder {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RdmaChoice {
     /// Not at all.
-    #[default]
     Off,
     /// If there is a device with a port that works.
+    #[default]
     Auto,
     /// On this device, `NAME` or `NAME:PORT`, or the server does not start.
     Device(String),
 }
 
 impl ServerBuilder {
-    /// Whether to offer RDMA; not unless told otherwise.
+    /// Whether to offer RDMA; where a device works unless told otherwise.
     #[must_use]
     pub fn rdma(mut self, choice: RdmaChoice) -> ServerBuilder {
         self.rdma = choice;
@@ -210,10 +211,8 @@ impl ServerBuilder {
             segment.header()[at].store(word, std::sync::atomic::Ordering::Relaxed);
         }
         let segment = Arc::new(segment);
-        let (rdma, no_rdma) = self.open_rdma(&segment)?;
+        let (actor, rdma, no_rdma) = self.open_rdma(&segment, count)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
-        let actor = ServerActor::new(segment, rdma.as_ref(), count, self.break_domain_rule)
-            .map_err(|e| Error::Rdma { what: e.to_string() })?;
         let prepared = (0..count)
             .map(|_| Worker::prepare())
             .collect::<std::io::Result<Vec<_>>>()
@@ -255,21 +254,38 @@ impl ServerBuilder {
         Ok(server)
     }
 
-    fn open_rdma(&self, segment: &Arc<Segment>) -> Result<(Option<Arc<Rdma>>, String)> {
+    /// Who changes the cells, and the adapter if there is one to offer; why
+    /// not, otherwise.
+    fn open_rdma(
+        &self,
+        segment: &Arc<Segment>,
+        lanes: usize,
+    ) -> Result<(ServerActor, Option<Arc<Rdma>>, String)> {
+        let alone = |why| (ServerActor::alone(segment.clone()), None, why);
         let named = match &self.rdma {
-            RdmaChoice::Off => return Ok((None, "the server was not told to offer it".to_owned())),
+            RdmaChoice::Off => return Ok(alone("the server was told not to offer it".to_owned())),
             RdmaChoice::Auto => None,
             RdmaChoice::Device(name) => Some(name.as_str()),
         };
-        match Rdma::open(named, segment, self.cpu_domain) {
-            Ok(rdma) => {
+        let opened = Rdma::open(named, segment, self.cpu_domain).and_then(|rdma| {
+            let rdma = Arc::new(rdma);
+            let actor = ServerActor::new(&rdma, lanes, self.break_domain_rule)?;
+            Ok((actor, rdma))
+        });
+        match opened {
+            Ok((actor, rdma)) => {
                 tracing::info!(device = rdma.place(), domain = %rdma.domain(), "offering RDMA");
-                Ok((Some(Arc::new(rdma)), String::new()))
+                Ok((actor, Some(rdma), String::new()))
             }
             Err(e) if named.is_some() => Err(Error::Rdma { what: e.to_string() }),
             Err(e) => {
-                tracing::info!(why = %e, "no RDMA here");
-                Ok((None, format!("the server has none: {e}")))
+                // There is an adapter, and its owner will want to know.
+                if matches!(e, verbs::Error::Memlock { .. }) {
+                    tracing::warn!(why = %e, "no RDMA, although there is an adapter");
+                } else {
+                    tracing::info!(why = %e, "no RDMA here");
+                }
+                Ok(alone(format!("the server has none: {e}")))
             }
         }
     }
@@ -318,7 +334,7 @@ impl Server {
             lease: DEFAULT_LEASE,
             spin: Duration::ZERO,
             max_clients: None,
-            rdma: RdmaChoice::Off,
+            rdma: RdmaChoice::default(),
             cpu_domain: false,
             break_domain_rule: false,
             arrays: Vec::new(),

@@ -36,6 +36,16 @@ pub(crate) enum Failure {
     Error(Error),
 }
 
+impl Failure {
+    /// The same, of an operation that stands behind `count` others.
+    pub fn behind(self, count: usize) -> Failure {
+        match self {
+            Failure::Refused(refusal, index) => Failure::Refused(refusal, index + count as u32),
+            error @ Failure::Error(_) => error,
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         Failure::Error(error)
@@ -70,7 +80,8 @@ pub(crate) trait Transport: Send + Sync + std::fmt::Debug {
     fn execute(&self, op: CellOp) -> Result<u64, Failure>;
 
     /// Carries out many operations, on as few trips as it takes, and returns
-    /// the words before each. If one is refused, none of its trip is done.
+    /// the words before each. If one is refused, none of its trip is done; a
+    /// one-sided operation is a trip of its own.
     fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure>;
 
     /// Carries out one operation without operands on many cells of an array.

@@ -6,7 +6,7 @@ pub mod process;
 pub mod proxy;
 pub mod rdma;
 
-use farcell::{Client, ClientBuilder, Key, Server, ServerBuilder};
+use farcell::{Client, ClientBuilder, Key, RdmaChoice, Server, ServerBuilder};
 use std::time::Duration;
 
 /// The key of the test servers.
@@ -14,9 +14,10 @@ pub fn key() -> Key {
     Key::new(*b"the key of the tests").unwrap()
 }
 
-/// Settings of a server on a free port of loopback.
+/// Settings of a server on a free port of loopback, without RDMA also where
+/// there is an adapter.
 pub fn server() -> ServerBuilder {
-    Server::builder(key()).bind("127.0.0.1:0")
+    Server::builder(key()).bind("127.0.0.1:0").rdma(RdmaChoice::Off)
 }
 
 /// Settings of a client of that server.

@@ -91,7 +91,7 @@ impl Drop for Process {
 
 fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_farcell"))
-        .args(["serve", "--bind", bind, "--authkey-file"])
+        .args(["serve", "--rdma", "off", "--bind", bind, "--authkey-file"])
         .arg(dir.path().join("key"))
         .arg("--ready-file")
         .arg(dir.path().join("ready"))

@@ -40,9 +40,9 @@ pub fn machine_has(variable: &str) -> Option<String> {
     value
 }
 
-/// Settings of a server that offers RDMA.
+/// Settings of a server that offers RDMA, as it does by default.
 pub fn rdma_server() -> ServerBuilder {
-    super::server().rdma(RdmaChoice::Auto)
+    super::server().rdma(RdmaChoice::default())
 }
 
 /// A client of that server over this transport and no other.

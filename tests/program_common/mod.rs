@@ -217,7 +217,7 @@ impl Site {
     }
 
     pub fn start_in(mut home: Home, bind: &str, arrays: &[&'static str]) -> Site {
-        let mut args = vec!["serve", "--json", "--bind", bind];
+        let mut args = vec!["serve", "--json", "--rdma", "off", "--bind", bind];
         args.extend(arrays.iter().flat_map(|array| ["--array", array]));
         let mut server = Running::start(&mut home.command(&args));
         let ready = ready(&mut server);

@@ -62,8 +62,8 @@ pub struct Serve {
     /// Most clients at a time [default: as many as the file limit allows]
     #[arg(long, value_name = "N")]
     max_clients: Option<usize>,
-    /// Offer RDMA: off, auto (where a device works), or a device, which must
-    /// work then [default: off]
+    /// Offer RDMA: auto (where a device works), off, or a device, which must
+    /// work then [default: auto]
     #[arg(long, value_name = "auto|off|NAME[:PORT]", value_parser = rdma_choice)]
     rdma: Option<RdmaChoice>,
     /// Let the CPU change the cells although the adapter could: one hot counter

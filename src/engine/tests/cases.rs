@@ -3,8 +3,9 @@
 use super::model::{Ask, Cells, TOO_MANY_WAITS};
 use super::{Frame, encode, frames};
 use crate::auth::Access;
+use crate::cell::TOMBSTONE;
 use crate::engine::parking::MAX_PARKED_CELLS;
-use crate::engine::{Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::engine::{Actor, Engine, Newcomer, Next, Out, SharedSession, lock};
 use crate::segment::Segment;
 use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
 use std::time::{Duration, Instant};
@@ -20,7 +21,10 @@ struct One {
 impl One {
     /// An engine with one session, which has opened an event array as 0.
     fn new() -> One {
-        let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE);
+        One::of(Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE))
+    }
+
+    fn of(engine: Engine<Segment>) -> One {
         let newcomer = Newcomer {
             access: Access::ReadWrite,
             resume: None,
@@ -84,6 +88,24 @@ fn a_set_before_the_removal_satisfies_the_wait() {
     let answers = one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, set()), (3, Ask::Remove("a".into()))]);
     assert_eq!(tags(&answers), [Tag::Words as u8, Tag::Words as u8, Tag::Woken as u8]);
     assert_eq!(one.engine.parked(), 0);
+}
+
+#[test]
+fn who_reaches_the_cells_without_asking_finds_tombstones() {
+    let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE).one_sided(true);
+    let one = One::of(engine);
+    let words = |cells: std::ops::Range<u32>| -> Vec<u64> {
+        cells.map(|place| one.engine.actor.load(place)).collect()
+    };
+    one.ask(&[(1, wait(0, (0, 1, 1), 0)), (2, Ask::Remove("a".into()))]);
+    assert_eq!(words(0..8), [TOMBSTONE; 8]);
+    assert_eq!(tags(&one.ask(&[(3, set())])), [Tag::Refused as u8]);
+    assert_eq!(words(0..16), [[TOMBSTONE; 8], [0; 8]].concat());
+    // Under the old number another array: nobody can reach the old cells now.
+    let b = |rows, cols| Ask::Open { number: 0, name: "b".into(), kind: 2, rows, cols };
+    one.ask(&[(4, b(2, 3))]);
+    one.ask(&[(5, Ask::Remove("b".into())), (6, b(1, 64))]);
+    assert_eq!(words(0..64), [0; 64]);
 }
 
 #[test]

@@ -9,10 +9,11 @@ mod rails;
 use super::tcp::{Canceller, Link};
 use super::{CellOp, Failure, Transport, Waited};
 use crate::auth::Access;
-use crate::cell::Op;
+use crate::cell::{Op, is_suspect};
 use crate::error::Error;
 use crate::layout::Run;
 use crate::rdma::Adapter;
+use crate::verbs::library;
 use crate::wire::{Tag, WaitRecord};
 use lane::Trouble;
 use rails::{Rails, Unconnected};
@@ -36,6 +37,15 @@ pub(crate) struct RdmaSettings {
     pub dead_after: Duration,
     /// Queue pairs.
     pub lanes: usize,
+}
+
+/// What RDMA would lack on this side as well, where the server's not offering
+/// it was reason enough to look no further.
+pub(crate) fn lacking(link: &Link) -> Option<String> {
+    if link.welcome().offers_rdma {
+        return None;
+    }
+    library().err().map(|error| error.to_string())
 }
 
 /// An array: the way to it, where its cells are, and what was last seen in each.
@@ -68,7 +78,9 @@ impl Rdma {
     /// Why there is none, a sentence for each thing that was tried.
     pub fn open(link: &Arc<Link>, settings: &RdmaSettings) -> Result<Rdma, Vec<String>> {
         if !link.welcome().offers_rdma {
-            return Err(vec!["the server does not offer it".to_owned()]);
+            return Err(vec![
+                "the server does not offer it (farcell serve -v says why)".to_owned(),
+            ]);
         }
         let adapter = Adapter::open(settings.device.as_deref()).map_err(|e| vec![e.to_string()])?;
         let candidates = if adapter.by_lid() {
@@ -226,16 +238,71 @@ impl Rdma {
             return self.link.execute_all(ops);
         };
         let mut words = vec![None; ops.len()];
-        if let Err(trouble) = rails.load_and_add(&placed, &mut words) {
+        let streamed = rails.load_and_add(&placed, &mut words);
+        let mut words: Vec<u64> = words.into_iter().flatten().collect();
+        let rest = &ops[words.len()..];
+        if let Err(trouble) = streamed {
             self.give_up(&rails, &trouble);
-            let rest = &ops[words.iter().flatten().count()..];
             if let Some(failure) = rest.iter().find_map(|op| self.unknown(op.op, &trouble)) {
                 return Err(failure);
             }
-            let done = words.into_iter().flatten();
-            return Ok(done.chain(self.link.execute_all(rest)?).collect());
         }
-        Ok(words.into_iter().flatten().collect())
+        if words.iter().any(|&word| is_suspect(word)) {
+            self.ask(ops, &mut words)?;
+        }
+        if !rest.is_empty() {
+            let late = self.link.execute_all(rest).map_err(|f| f.behind(words.len()))?;
+            words.extend(late);
+        }
+        Ok(words)
+    }
+
+    /// Some of these words may be tombstones: the server knows whether their
+    /// arrays live. Only adds have been done where a word is suspect; anything
+    /// else the server does, and its answer takes the word's place.
+    #[cold]
+    fn ask(&self, ops: &[CellOp], words: &mut [u64]) -> Result<(), Failure> {
+        for i in 0..words.len() {
+            if !is_suspect(words[i]) {
+                continue;
+            }
+            let (op, add) = (ops[i], ops[i].op == Op::Add);
+            let asked = if add { CellOp { op: Op::Load, a: 0, ..op } } else { op };
+            match self.link.execute(asked) {
+                Ok(_) if add => {}
+                Ok(word) => words[i] = word,
+                Err(Failure::Error(error)) if add => {
+                    let (addr, why) = (self.link.addr(), error.to_string());
+                    return Err(Error::OutcomeUnknown { addr, op: op.op.name(), why }.into());
+                }
+                Err(failure @ Failure::Error(_)) => return Err(failure),
+                Err(Failure::Refused(refusal, _)) => {
+                    let theirs = ops.iter().zip(&*words).filter(|(o, _)| o.array == op.array);
+                    let added = theirs.filter(|(o, word)| o.op == Op::Add && is_suspect(**word));
+                    self.leave(op.array, added.map(|(o, _)| *o));
+                    return Err(Failure::Refused(refusal, i as u32));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The array is gone: what is done with it from here on is the server's to
+    /// refuse. What has been `added` to its tombstones is taken off again, so
+    /// that others know them by their value also after a large one.
+    fn leave(&self, array: u16, added: impl Iterator<Item = CellOp>) {
+        let Some(bound) = self.way(array) else {
+            return;
+        };
+        for op in added {
+            let (place, off) = (bound.base + op.offset, op.a.wrapping_neg());
+            // Trouble here is found by whoever uses the rails next.
+            let _ = bound.rails.execute(place, Op::Add, off, 0, &AtomicU64::new(0));
+        }
+        let mut all = self.bound.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = all.get_mut(usize::from(array)) {
+            *slot = None;
+        }
     }
 
     fn changes_here(&self, rails: &Rails) -> bool {
@@ -257,6 +324,9 @@ impl Transport for Rdma {
         };
         let place = bound.base + op.offset;
         match rails.execute(place, op.op, op.a, op.b, guess) {
+            Ok(mut word) if is_suspect(word) => {
+                self.ask(&[op], std::slice::from_mut(&mut word)).map(|()| word)
+            }
             Ok(word) => Ok(word),
             Err(trouble) => {
                 self.give_up(rails, &trouble);
@@ -274,9 +344,11 @@ impl Transport for Rdma {
         let together = |op: &CellOp| matches!(op.op, Op::Load | Op::Add);
         let mut words = Vec::with_capacity(ops.len());
         for part in ops.chunk_by(|a, b| together(a) && together(b)) {
+            // Refusals count the operations of all parts.
+            let done = words.len();
             match part {
-                [one] => words.push(self.execute(*one)?),
-                _ => words.extend(self.load_and_add(part)?),
+                [one] => words.push(self.execute(*one).map_err(|f| f.behind(done))?),
+                _ => words.extend(self.load_and_add(part).map_err(|f| f.behind(done))?),
             }
         }
         Ok(words)
@@ -290,6 +362,9 @@ impl Transport for Rdma {
         if op == Op::Load {
             let mut words = Vec::new();
             return match rails.read(bound.base, runs, &mut words) {
+                Ok(()) if words.iter().any(|&word| is_suspect(word)) => {
+                    self.link.execute_runs(op, array, runs)
+                }
                 Ok(()) => Ok(words),
                 Err(trouble) => {
                     self.give_up(rails, &trouble);
@@ -311,7 +386,10 @@ impl Transport for Rdma {
         let mut words = vec![None; cells.len()];
         if let Err(trouble) = rails.change_all(op, &cells, &mut words) {
             self.give_up(rails, &trouble);
-            // Setting and clearing can be done twice.
+        }
+        if words.iter().any(Option::is_none) {
+            // Suspect, or not known to be done; setting and clearing can be
+            // done twice.
             let rest = offsets.iter().zip(&words).filter(|(_, word)| word.is_none());
             let rest: Vec<Run> = rest.map(|(&offset, _)| Run::one(offset)).collect();
             let mut late = self.link.execute_runs(op, array, &rest)?.into_iter();

@@ -2,7 +2,7 @@
 //! at their other end.
 
 use super::lane::{Lane, PIPELINE, Trouble};
-use crate::cell::{Change, Op, WAITING, change, is_waiting};
+use crate::cell::{Change, Op, WAITING, change, is_suspect, is_waiting};
 use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::server::NOTE_BYTES;
@@ -211,7 +211,8 @@ impl Rails {
     }
 
     /// One operation on one cell: one atomic or READ if the guess is right.
-    /// The word before it, and whether a waiter must be rung for.
+    /// The word before it. If that is suspect, only an add has changed the cell.
+    /// A guess never is.
     pub fn execute(
         &self,
         place: u32,
@@ -225,17 +226,22 @@ impl Rails {
         if op.is_read() {
             lane.run(Request::read(lane.word(0)?, cell)).map_err(Trouble::in_read)?;
             let word = lane.value(0);
-            // Relaxed, here and below: a guess is checked by the adapter.
-            guess.store(word, Ordering::Relaxed);
+            if !is_suspect(word) {
+                // Relaxed, here and below: a guess is checked by the adapter.
+                guess.store(word, Ordering::Relaxed);
+            }
             return Ok(word);
         }
         if op == Op::Add {
             lane.run(Request::fetch_add(lane.word(0)?, cell, a << 1))?;
             let old = lane.value(0);
-            guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
             if is_waiting(old) {
                 Self::ring(&lane, place);
+                if is_suspect(old) {
+                    return Ok(old);
+                }
             }
+            guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
             return Ok(old);
         }
         let mut word = guess.load(Ordering::Relaxed);
@@ -256,6 +262,9 @@ impl Rails {
                             lane.run(Request::read(lane.word(0)?, cell))
                                 .map_err(Trouble::in_read)?;
                             word = lane.value(0);
+                            if is_suspect(word) {
+                                return Ok(word);
+                            }
                             guess.store(word, Ordering::Relaxed);
                             continue;
                         }
@@ -270,6 +279,9 @@ impl Rails {
                 if is_waiting(found) {
                     Self::ring(&lane, place);
                 }
+                return Ok(found);
+            }
+            if is_suspect(found) {
                 return Ok(found);
             }
             guess.store(found, Ordering::Relaxed);
@@ -345,7 +357,8 @@ impl Rails {
 
     /// Sets or clears many events, in no particular order among them, with as
     /// many atomics under way as there can be. The answers of those that are
-    /// known to be done are filled in.
+    /// known to be done are filled in; a suspect cell stays as it is, without
+    /// an answer.
     pub fn change_all(
         &self,
         op: Op,
@@ -387,6 +400,7 @@ impl Rails {
                         }
                         return;
                     }
+                    _ if is_suspect(found) => return,
                     _ => guess.store(found, Ordering::Relaxed),
                 }
                 match change(op, found, 0, 0) {

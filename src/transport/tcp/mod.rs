@@ -162,6 +162,7 @@ impl Link {
             }
         }
         let mut words = Vec::new();
+        let mut behind = 0;
         for (id, count) in pending {
             // Also behind a failure: every answer has to be taken.
             match self.collect(id) {
@@ -173,9 +174,10 @@ impl Link {
                     failed.get_or_insert(self.senseless("a reply of another kind or size"));
                 }
                 Err(failure) => {
-                    failed.get_or_insert(failure);
+                    failed.get_or_insert(failure.behind(behind));
                 }
             }
+            behind += count;
         }
         match failed {
             Some(failure) => Err(failure),

@@ -97,6 +97,7 @@ fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
         .arg(dir.path().join("ready"))
         .args(extra)
         .env("HOME", dir.path())
+        .env_remove("FARCELL_KILLS")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

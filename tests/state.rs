@@ -264,6 +264,13 @@ fn a_damaged_snapshot_is_refused() {
     let words = [newest.to_str().unwrap(), "cut short", "move it away"];
     home.fails(&serve(&["--snapshot", &kept]), 4, &words);
     assert_eq!(fs::read(&newest).unwrap(), bytes);
+    home.fails(&["snapshot", "inspect", newest.to_str().unwrap()], 4, &["cut short"]);
+    let before = Path::new(&kept).join("snapshot-0000000001");
+    let inspect = ["snapshot", "inspect", before.to_str().unwrap()];
+    assert!(home.ok(&inspect).contains("whole, "));
+    let said = home.json(&[&inspect[..], &["--json"]].concat());
+    assert_eq!((&said["arrays"][0]["name"], &said["capacity"]), (&"a".into(), &262_144.into()));
+    home.fails(&[&inspect[..], &["--addr", "x"]].concat(), 2, &["--addr is for clients"]);
     fs::remove_file(&newest).unwrap();
     let said = during(&mut home, &["--snapshot", &kept], |home| drop(home.ok(&["get", "a"])));
     assert!(said["restored_from"].as_str().unwrap().ends_with("snapshot-0000000001"));

@@ -229,10 +229,14 @@ fn whatever_was_acknowledged_is_there() {
     let mut before = vec![0; 4];
     let mut busy = 0;
     for kill in 0..kills {
-        std::thread::sleep(Duration::from_micros(random(&mut seed, 60_000)));
+        // Every fourth kill may meet clients that are on their way back; the
+        // others are at work.
+        if kill % 4 > 0 {
+            eventually("clients are at work", || counts.all().snapshot().unwrap() != before);
+        }
+        std::thread::sleep(Duration::from_micros(random(&mut seed, 50_000)));
         server.kill();
         server.start_again();
-        // Reading it also waits until clients are back in, mostly.
         let now = counts.all().snapshot().unwrap();
         assert!(now.iter().zip(&before).all(|(n, b)| n >= b), "{kill}: {before:?}, then {now:?}");
         busy += u32::from(now != before);
@@ -278,7 +282,7 @@ fn whatever_was_acknowledged_is_there() {
     }
     let turns: i64 = lines("turns").iter().map(|f| f[0].parse::<i64>().unwrap()).sum();
     println!(
-        "{kills} kills in {took:?}, {busy} of them with counts since the one before; adds: {} acknowledged, {} unknown, {} in the cells; {} transitions; {turns} turns; arrays: {} there, {} removed, {} unknown",
+        "{kills} kills in {took:?}, {busy} of them after further counts; adds: {} acknowledged, {} unknown, {} in the cells; {} transitions; {turns} turns; arrays: {} there, {} removed, {} unknown",
         done.iter().sum::<i64>(),
         unknown.iter().sum::<i64>(),
         totals.iter().sum::<i64>(),
@@ -287,7 +291,7 @@ fn whatever_was_acknowledged_is_there() {
         arrays[1],
         arrays[0],
     );
-    assert!(busy * 2 > kills, "clients were at work in {busy} lives of {kills} only");
+    assert!(busy >= kills / 4 * 3, "clients were at work in {busy} lives of {kills} only");
     assert!(unknown.iter().sum::<i64>() > 0, "no kill has met an operation");
     assert!(arrays[2] > 0 && arrays[1] > 0, "{arrays:?}");
 }

@@ -168,7 +168,7 @@ fn folders_that_will_not_do() {
     let link = dir.path().join("link");
     symlink(&state, &link).unwrap();
     home.fails(&serve(&["--state", link.to_str().unwrap()]), 4, &["symbolic link"]);
-    fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o775)).unwrap();
     home.fails(&serve(&["--state", &state]), 4, &["chmod 700", &state]);
     if rustix::process::geteuid().is_root() {
         fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).unwrap();

@@ -78,7 +78,9 @@ impl Folder {
             e => failed("opening the folder", path, e),
         })?;
         let meta = std::fs::metadata(path).map_err(|e| failed("looking at", path, e))?;
-        check_owner(path, &meta, "chmod 700")?;
+        // Its files are for their owner alone; here it is about who can put
+        // others in their place.
+        check_owner(path, &meta, 0o022)?;
         let lock = lock_file(&fd, path)?;
         Ok(Folder { path: path.to_owned(), fd, _lock: lock })
     }
@@ -99,7 +101,7 @@ impl Folder {
     /// [`Error::State`] for what is no file, somebody else's or open to others;
     /// [`Error::Os`].
     pub fn open_file(&self, name: &str) -> Result<Option<File>> {
-        open_in(&self.fd, name, &self.file(name), OFlags::RDWR)
+        open_in(&self.fd, name, &self.file(name), OFlags::RDWR, 0o077)
     }
 
     /// Makes a file that its owner alone can use, in place of the one of that
@@ -147,12 +149,13 @@ impl Folder {
     }
 }
 
-/// Opens a file for reading, wherever it is, as [`Folder::open_file`] does.
+/// Opens a file for reading, wherever it is.
 ///
 /// # Errors
-/// [`Error::State`] also when there is none; [`Error::Os`].
+/// [`Error::State`] when there is none, for what is no file, somebody else's or
+/// writable for others; [`Error::Os`].
 pub fn open_alone(path: &Path) -> Result<File> {
-    open_in(rustix::fs::CWD, path, path, OFlags::RDONLY)?
+    open_in(rustix::fs::CWD, path, path, OFlags::RDONLY, 0o022)?
         .ok_or_else(|| refused(path, "does not exist"))
 }
 
@@ -161,6 +164,7 @@ fn open_in(
     name: impl rustix::path::Arg,
     path: &Path,
     flags: OFlags,
+    not_for_others: u32,
 ) -> Result<Option<File>> {
     // Non-blocking: a FIFO must not keep us waiting before it is refused.
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -175,18 +179,21 @@ fn open_in(
     if !meta.is_file() {
         return Err(refused(path, "is no regular file"));
     }
-    check_owner(path, &meta, "chmod 600")?;
+    check_owner(path, &meta, not_for_others)?;
     Ok(Some(file))
 }
 
-fn check_owner(path: &Path, meta: &std::fs::Metadata, chmod: &str) -> Result<()> {
+/// Refuses what belongs to someone else, and what others may do those things
+/// with that these bits of its mode stand for.
+fn check_owner(path: &Path, meta: &std::fs::Metadata, not_for_others: u32) -> Result<()> {
     let (uid, mode) = (rustix::process::geteuid().as_raw(), meta.mode() & 0o777);
     if meta.uid() != uid {
         let what = format!("belongs to user {}, and this server is user {uid}", meta.uid());
         return Err(refused(path, what));
     }
-    if mode & 0o077 != 0 {
-        let shown = path.display();
+    if mode & not_for_others != 0 {
+        let (shown, chmod) =
+            (path.display(), if meta.is_dir() { "chmod 700" } else { "chmod 600" });
         return Err(refused(path, format!("others can use it (mode {mode:04o}): {chmod} {shown}")));
     }
     Ok(())
@@ -197,7 +204,7 @@ fn lock_file(fd: &OwnedFd, folder: &Path) -> Result<File> {
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let made = openat(fd, LOCK, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
     made.map_err(|e| failed("opening", &path, e))?;
-    let Some(mut file) = open_in(fd, LOCK, &path, OFlags::RDWR)? else {
+    let Some(mut file) = open_in(fd, LOCK, &path, OFlags::RDWR, 0o077)? else {
         return Err(refused(&path, "was removed just now; try again"));
     };
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {

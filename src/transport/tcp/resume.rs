@@ -92,10 +92,13 @@ fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
     socket.set_read_timeout(None).map_err(broke)
 }
 
+/// Where the tag of a frame is.
+const HEAD_TAG: usize = std::mem::offset_of!(Header, tag);
+
 /// The frame that opens an array, or the one that opens it only if it exists.
 fn for_opening(frame: &[u8], existing: bool) -> Cow<'_, [u8]> {
     let mut frame = Cow::from(frame);
-    if existing {
+    if existing && frame[HEAD_TAG] == Tag::Open as u8 {
         frame.to_mut()[HEADER + std::mem::offset_of!(OpenRecord, existing)] = 1;
     }
     frame

@@ -1,8 +1,13 @@
 //! Names, kinds and shapes of the arrays, and which cells are theirs. Pure.
 
+mod restore;
+
+pub use restore::Placed;
+
 use crate::layout::{CELLS_PER_LINE, Shape};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -181,6 +186,10 @@ pub enum CatalogError {
     /// [`MAX_ARRAYS`] exist already.
     #[error("the server has {MAX_ARRAYS} arrays already")]
     TooMany,
+    /// The server could not note the change where it outlives it; the number
+    /// is that of the system's error (errno).
+    #[error("the server cannot note it in its state: {}", io::Error::from_raw_os_error(*.0))]
+    Unkept(i32),
 }
 
 /// Every array of a server, and the free cells between them.
@@ -191,6 +200,8 @@ pub struct Catalog {
     free: BTreeMap<u32, u32>,
     /// Removed arrays whose cells some client may still reach by itself.
     held: Vec<Arc<Entry>>,
+    /// The same from a former life of the server: places and lengths.
+    quarantined: Vec<(u32, u32)>,
     capacity: u32,
 }
 
@@ -202,6 +213,7 @@ impl Catalog {
         Catalog {
             arrays: BTreeMap::new(),
             held: Vec::new(),
+            quarantined: Vec::new(),
             free: (whole > 0).then_some((0, whole)).into_iter().collect(),
             capacity,
         }

@@ -265,6 +265,14 @@ pub enum Error {
         /// Which, and what would.
         what: String,
     },
+    /// The state of a server, or a snapshot of it, cannot be used or written.
+    #[error("{}: {what}", path.display())]
+    State {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// RDMA was asked for and cannot be had.
     #[error("no RDMA: {what}")]
     Rdma {
@@ -325,6 +333,7 @@ impl Error {
                 | Error::NoKey { .. }
                 | Error::BadKey { .. }
                 | Error::KeyFile { .. }
+                | Error::State { .. }
         )
     }
 }

@@ -52,6 +52,7 @@ mod layout;
 mod rdma;
 mod segment;
 mod server;
+mod state;
 mod transport;
 // Not part of the public face: open to this workspace's own tests and benches.
 #[doc(hidden)]
@@ -73,4 +74,5 @@ pub use keyfile::{
 };
 pub use layout::Shape;
 pub use server::{RdmaChoice, Server, ServerBuilder};
+pub use state::{Origin, SnapshotInfo, inspect as inspect_snapshot};
 pub use transport::tcp::Canceller;

@@ -22,16 +22,30 @@ pub struct Segment {
     generation: Generation,
 }
 
-/// Bytes of a segment of that many cells: whole pages.
-fn bytes_of(cells: u32) -> io::Result<usize> {
-    (cells as usize)
-        .checked_mul(size_of::<AtomicU64>())
-        .filter(|&n| n > 0)
-        .and_then(|n| n.checked_add(CELLS_AT)?.checked_next_multiple_of(4096))
-        .ok_or(io::ErrorKind::InvalidInput.into())
-}
-
 impl Segment {
+    /// Bytes of a segment of that many cells: whole pages.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no cells at all or more bytes than an address has.
+    pub fn bytes_of(cells: u32) -> io::Result<usize> {
+        (cells as usize)
+            .checked_mul(size_of::<AtomicU64>())
+            .filter(|&n| n > 0)
+            .and_then(|n| n.checked_add(CELLS_AT)?.checked_next_multiple_of(4096))
+            .ok_or(io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Maps a segment of `cells` cells that lives in this file, which has the
+    /// size for it, all pages, and an owner who does not shorten it: such a
+    /// file cannot be sealed, and touching cells that it has lost ends the
+    /// process (SIGBUS). Give its descriptor to nobody but that owner.
+    ///
+    /// # Errors
+    /// From mmap(2): `ENOMEM`; `InvalidInput` as [`bytes_of`](Self::bytes_of).
+    pub fn in_file(file: File, cells: u32) -> io::Result<Segment> {
+        Segment::map(&file, Segment::bytes_of(cells)?)
+    }
+
     /// Maps a segment of `cells` cells. Pages are taken when first touched.
     /// The file (memfd_create(2)) has no name in any directory, and can be
     /// neither shortened nor lengthened by anyone.
@@ -41,7 +55,7 @@ impl Segment {
     /// process has all the files that it may have, and `InvalidInput` for no
     /// cells at all or more bytes than an address has.
     pub fn anonymous(cells: u32) -> io::Result<Segment> {
-        let bytes = bytes_of(cells)?;
+        let bytes = Segment::bytes_of(cells)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(c"farcell", flags)?);
         file.set_len(bytes as u64)?;
@@ -78,8 +92,8 @@ impl Segment {
     }
 }
 
-// SAFETY: a map of a sealed memory file has one place and size for its life and is whole
-// pages; all references into it are to atomics. A forked child, where the
+// SAFETY: a map of a sealed memory file, or of one in a state folder that its
+// owner leaves as it is, has one place and size for its life and is whole pages; all references into it are to atomics. A forked child, where the
 // pages may be gone, does not unmap them.
 unsafe impl Memory for Segment {
     fn address(&self) -> NonNull<u8> {

@@ -238,14 +238,14 @@ pub struct OpenRecord {
     pub array: u16,
     /// A [`Kind`], or 0 to open whatever has the name and make nothing.
     pub kind: u8,
-    /// 0.
-    pub reserved: u8,
+    /// 1 to make nothing: an array that does not exist is refused.
+    pub existing: u8,
     /// Rows.
     pub rows: u32,
     /// Columns.
     pub cols: u32,
     /// 0.
-    pub reserved_too: u32,
+    pub reserved: u32,
     /// What else belongs to the kind; 0 for events and counters.
     pub param: u64,
 }
@@ -554,6 +554,7 @@ impl Refusal {
                 CatalogError::Missing => (22, [0; 3]),
                 CatalogError::Full { asked, free, largest } => (23, [*asked, *free, *largest]),
                 CatalogError::TooMany => (24, [0; 3]),
+                CatalogError::Unkept(errno) => (56, [u64::from(errno.cast_unsigned()), 0, 0]),
             },
         };
         ErrorRecord { code, reserved: 0, index, detail }
@@ -590,6 +591,7 @@ impl Refusal {
             23 => Refusal::Catalog(CatalogError::Full { asked: a, free: b, largest: c }),
             24 => Refusal::Catalog(CatalogError::TooMany),
             25 => Refusal::Catalog(CatalogError::Param(a)),
+            56 => Refusal::Catalog(CatalogError::Unkept(small(a)?.cast_signed())),
             _ => return None,
         })
     }
@@ -636,7 +638,7 @@ mod tests {
         }
 
         #[test]
-        fn refusals_survive_the_wire(code in 0u16..40, index: u32, detail: [u64; 3]) {
+        fn refusals_survive_the_wire(code in 0u16..64, index: u32, detail: [u64; 3]) {
             let record = ErrorRecord { code, reserved: 0, index, detail };
             if let Some(refusal) = Refusal::from_record(&record) {
                 let again = Refusal::from_record(&refusal.record(index));

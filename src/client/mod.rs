@@ -13,7 +13,7 @@ pub use select::{Cell, Woken};
 
 use crate::addr::DEFAULT_PORT;
 use crate::auth::{Access, Domain, Key, Resume};
-use crate::catalog::{Form, Kind, check_name};
+use crate::catalog::{CatalogError, Form, Kind, check_name};
 use crate::error::{Error, Result};
 use crate::keyfile;
 use crate::layout::Shape;
@@ -473,6 +473,9 @@ impl Client {
         self.core.link.ask(Tag::Remove, name).map(drop).map_err(|f| match f {
             Failure::Error(e) => e,
             Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "remove" },
+            Failure::Refused(Refusal::Catalog(why @ CatalogError::Unkept(_)), _) => {
+                Error::Limit { addr: self.core.link.addr(), what: why.to_string() }
+            }
             Failure::Refused(..) => Error::NoSuchArray { name: name.to_owned() },
         })
     }

@@ -5,10 +5,11 @@
 //! belongs. Tests drive it by hand.
 //!
 //! It may be driven by several threads at once. Locks are taken in the order
-//! session, catalog, parking; the table of sessions is always the last one and
+//! session, catalog, then parking or journal; the table of sessions is always the last one and
 //! held for a moment. Cells need no lock.
 
 mod actor;
+mod journal;
 mod parking;
 mod request;
 mod session;
@@ -16,6 +17,7 @@ mod session;
 mod tests;
 
 pub use actor::Actor;
+pub use journal::Journal;
 pub use request::Next;
 pub use session::Route;
 
@@ -27,7 +29,7 @@ use crate::catalog::{Catalog, CatalogError, Entry, Form};
 use crate::wire::{self, FiredRecord, Refusal, Tag};
 use parking::{Done, Ended, Parking};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -86,6 +88,10 @@ pub struct Engine<A> {
     /// is nothing to sweep.
     parked: AtomicUsize,
     sessions: Mutex<HashMap<u64, SharedSession>>,
+    /// Where arrays are noted, if they are to outlive the engine.
+    journal: Option<Mutex<Box<dyn Journal>>>,
+    /// Cells of arrays that were removed in a former life are still out of use.
+    quarantine: AtomicBool,
 }
 
 /// A lock whose holder panicked: the data behind every lock here is whole
@@ -97,15 +103,27 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<A: Actor> Engine<A> {
     /// An engine over `capacity` cells of `actor`, whose sessions live for
     /// `lease` without a sign from their client.
+    #[cfg(test)]
     pub fn new(actor: A, capacity: u32, lease: Duration) -> Engine<A> {
+        Engine::with_catalog(actor, Catalog::new(capacity), lease)
+    }
+
+    /// An engine over the cells of `actor`, whose sessions live for `lease`
+    /// without a sign from their client, with arrays from a former life, if
+    /// there was one: their cells hold what they held. The cells of those that were removed in that life stay out of use
+    /// until a lease has passed: by then every client of that life has come
+    /// back or knows that it has lost its session.
+    pub fn with_catalog(actor: A, catalog: Catalog, lease: Duration) -> Engine<A> {
         Engine {
             actor,
             lease,
             one_sided: false,
-            catalog: RwLock::new(Catalog::new(capacity)),
+            quarantine: AtomicBool::new(catalog.has_quarantine()),
+            catalog: RwLock::new(catalog),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
             sessions: Mutex::default(),
+            journal: None,
         }
     }
 
@@ -131,6 +149,11 @@ impl<A: Actor> Engine<A> {
             // Nobody else can reach them: the catalog is locked for writing.
             for place in entry.base..entry.base + entry.extent {
                 replace(&self.actor, place, first);
+            }
+            if let Err(error) = self.note_created(&entry) {
+                // Nobody has seen it.
+                catalog.remove(name, false)?;
+                return Err(error);
             }
         }
         Ok((entry, created))
@@ -186,6 +209,10 @@ impl<A: Actor> Engine<A> {
 
     /// To be called now and then: ends the sessions whose lease is over.
     pub fn expire(&self, now: Duration, out: &mut Out) {
+        // Relaxed: a hint; the lock orders the rest.
+        if now > self.lease && self.quarantine.swap(false, Ordering::Relaxed) {
+            self.catalog.write().unwrap_or_else(PoisonError::into_inner).end_quarantine();
+        }
         let table: Vec<SharedSession> = lock(&self.sessions).values().cloned().collect();
         for session in table {
             let mut session = lock(&session);

@@ -356,12 +356,14 @@ impl<A: Actor> Engine<A> {
             code => {
                 let kind = Kind::from_code(code).ok_or(Violation::Field("kind"))?;
                 let shape = Shape { rows: record.rows, cols: record.cols };
-                self.open_as(session.access, name, Form { kind, shape, param: record.param })
+                let form = Form { kind, shape, param: record.param };
+                let make = session.access == Access::ReadWrite && record.existing == 0;
+                self.open_as(make, name, form)
             }
         };
         let (entry, created) = match opened {
             Ok(opened) => opened,
-            Err(CatalogError::Missing) if record.kind != 0 => {
+            Err(CatalogError::Missing) if record.kind != 0 && record.existing == 0 => {
                 return Ok(Err((Refusal::ReadOnly, 0)));
             }
             Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
@@ -381,15 +383,15 @@ impl<A: Actor> Engine<A> {
         Ok(Ok(()))
     }
 
-    /// Opens for a session. A read-only one creates nothing: for it an array
-    /// that does not exist is `Missing`.
+    /// Opens for a session, and makes the array if it may. If not, one that
+    /// does not exist is `Missing`.
     fn open_as(
         &self,
-        access: Access,
+        make: bool,
         name: &str,
         form: Form,
     ) -> Result<(Arc<Entry>, bool), CatalogError> {
-        if access == Access::ReadWrite {
+        if make {
             return self.open(name, form);
         }
         let entry = self.catalogued().get(name)?;
@@ -412,7 +414,8 @@ impl<A: Actor> Engine<A> {
             return Ok(Err((Refusal::ReadOnly, 0)));
         }
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let entry = match catalog.remove(name, self.one_sided) {
+        let noted = catalog.get(name).and_then(|e| self.note_removed(&e, self.one_sided));
+        let entry = match noted.and_then(|()| catalog.remove(name, self.one_sided)) {
             Ok(entry) => entry,
             Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };

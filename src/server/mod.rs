@@ -3,6 +3,7 @@
 mod admission;
 mod alarm;
 mod connection;
+mod keep;
 mod listen;
 mod loopback;
 mod rdma;
@@ -16,9 +17,11 @@ use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::layout::{MAGIC_WORD, MAX_CELLS, Shape, header};
+use crate::layout::{MAX_CELLS, Shape};
 use crate::segment::Segment;
+use crate::state::{Beginning, Origin};
 use crate::verbs;
+use keep::{Keep, Keeper};
 use loopback::ServerActor;
 use rdma::Rdma;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -65,7 +68,8 @@ impl Shared {
 pub struct ServerBuilder {
     binds: Vec<String>,
     keys: Keys,
-    capacity: u32,
+    capacity: Option<u32>,
+    keep: Keep,
     workers: Option<usize>,
     lease: Duration,
     spin: Duration,
@@ -128,11 +132,12 @@ impl ServerBuilder {
         self
     }
 
-    /// Cells of the segment, 8 bytes each; 262,144 unless told otherwise.
-    /// Fixed while the server lives.
+    /// Cells of the segment, 8 bytes each; 262,144 unless told otherwise, or as
+    /// many as the state or the snapshot has that the server begins with.
+    /// Fixed while the server, or its state, lives.
     #[must_use]
     pub fn capacity(mut self, cells: u32) -> ServerBuilder {
-        self.capacity = cells;
+        self.capacity = Some(cells);
         self
     }
 
@@ -180,7 +185,8 @@ impl ServerBuilder {
     ///
     /// # Errors
     /// [`Error::Bind`] names the address that cannot be had;
-    /// [`Error::BadSetting`], [`Error::BadAddress`]; [`Error::Os`] for memory,
+    /// [`Error::BadSetting`], [`Error::BadAddress`]; [`Error::State`] for a state
+    /// or a snapshot that cannot be used; [`Error::Os`] for memory,
     /// threads or file descriptors that the system refuses; as
     /// [`Server::create`] for arrays.
     pub fn start(mut self) -> Result<Server> {
@@ -189,27 +195,20 @@ impl ServerBuilder {
             self.binds.push(DEFAULT_BIND.to_owned());
         }
         let files = raise_file_limit();
-        let segment = Segment::anonymous(self.capacity)
-            .map_err(|e| Error::os(format!("mapping {} cells", self.capacity), e))?;
+        let every = self.keep.every();
+        let (beginning, snapshots) =
+            std::mem::take(&mut self.keep).begin(self.capacity, DEFAULT_CAPACITY)?;
+        let Beginning { segment, catalog, incarnation, journal, origin } = beginning;
+        let capacity = catalog.capacity();
         let listeners = listen::listen(&self.binds)?;
         let addrs = listeners
             .iter()
             .map(std::net::TcpListener::local_addr)
             .collect::<std::io::Result<Vec<SocketAddr>>>()
             .map_err(|e| Error::os("asking for the port", e))?;
-        let incarnation =
-            getrandom::u64().map_err(|e| Error::os("asking for random numbers", e.into()))?.max(1);
         let count = self.workers.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2))
         });
-        // Relaxed: nobody else sees the segment yet.
-        for (at, word) in [
-            (header::MAGIC, MAGIC_WORD),
-            (header::INCARNATION, incarnation),
-            (header::CAPACITY, self.capacity.into()),
-        ] {
-            segment.header()[at].store(word, std::sync::atomic::Ordering::Relaxed);
-        }
         let segment = Arc::new(segment);
         let (actor, rdma, no_rdma) = self.open_rdma(&segment, count)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
@@ -218,8 +217,12 @@ impl ServerBuilder {
             .collect::<std::io::Result<Vec<_>>>()
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
+        let mut engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(rdma.is_some());
+        if let Some(journal) = journal {
+            engine = engine.journal(Box::new(journal));
+        }
         let shared = Arc::new(Shared {
-            engine: Engine::new(actor, self.capacity, self.lease).one_sided(rdma.is_some()),
+            engine,
             rdma,
             no_rdma,
             domain,
@@ -227,7 +230,7 @@ impl ServerBuilder {
             keys: self.keys,
             started: Instant::now(),
             incarnation,
-            capacity: self.capacity,
+            capacity,
             lease: self.lease,
             spin: self.spin,
             // A few are needed for other things than clients.
@@ -235,7 +238,8 @@ impl ServerBuilder {
             most_strangers: (files / 4).clamp(16, 4096),
         });
         // From here on dropping the server ends what has been started.
-        let mut server = Server { shared: shared.clone(), addrs, threads: Vec::new() };
+        let threads = Vec::new();
+        let mut server = Server { shared: shared.clone(), addrs, origin, threads, keeper: None };
         for (name, kind, rows, cols) in self.arrays {
             server.create(&name, kind, rows, cols)?;
         }
@@ -250,7 +254,9 @@ impl ServerBuilder {
                 .map_err(|e| Error::os("starting a worker thread", e))?;
             server.threads.push(thread);
         }
-        tracing::info!(addrs = ?server.addrs, capacity = shared.capacity, "serving");
+        server.keeper =
+            snapshots.map(|folder| Keeper::start(&shared, folder, every)).transpose()?;
+        tracing::info!(addrs = ?server.addrs, origin = ?server.origin, capacity = shared.capacity, "serving");
         Ok(server)
     }
 
@@ -292,11 +298,8 @@ impl ServerBuilder {
 
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::BadSetting { what });
-        if self.capacity < 8 || self.capacity > MAX_CELLS {
-            return bad(format!(
-                "a capacity of {} cells: from 8 to {MAX_CELLS} are possible",
-                self.capacity
-            ));
+        if let Some(cells) = self.capacity.filter(|cells| !(8..=MAX_CELLS).contains(cells)) {
+            return bad(format!("a capacity of {cells} cells: from 8 to {MAX_CELLS} are possible"));
         }
         if self.workers.is_some_and(|n| n == 0 || n > 128) {
             return bad("workers: from 1 to 128 are possible".to_owned());
@@ -307,7 +310,7 @@ impl ServerBuilder {
         if self.max_clients == Some(0) {
             return bad("max-clients: at least 1 is needed".to_owned());
         }
-        Ok(())
+        self.keep.check()
     }
 }
 
@@ -319,7 +322,10 @@ impl ServerBuilder {
 pub struct Server {
     shared: Arc<Shared>,
     addrs: Vec<SocketAddr>,
+    origin: Origin,
     threads: Vec<JoinHandle<()>>,
+    /// Once it serves, if it writes snapshots.
+    keeper: Option<Keeper>,
 }
 
 impl Server {
@@ -329,7 +335,8 @@ impl Server {
         ServerBuilder {
             binds: Vec::new(),
             keys: Keys { full: key, read_only: None },
-            capacity: DEFAULT_CAPACITY,
+            capacity: None,
+            keep: Keep::default(),
             workers: None,
             lease: DEFAULT_LEASE,
             spin: Duration::ZERO,
@@ -399,8 +406,8 @@ impl Server {
         }
     }
 
-    /// Stops: tells every client, and ends when they have been told, half a
-    /// second at most. Dropping the server does the same.
+    /// Stops: tells every client, ends when they have been told, half a second
+    /// at most, and writes a snapshot if it has a folder for that. Dropping the server does the same.
     pub fn stop(self) {
         drop(self);
     }
@@ -415,6 +422,13 @@ impl Drop for Server {
             if thread.join().is_err() {
                 tracing::error!("a worker had panicked");
             }
+        }
+        if let Some(keeper) = self.keeper.take() {
+            if let Some(rdma) = &self.shared.rdma {
+                // Or clients would still change cells by themselves.
+                rdma.break_queue_pairs();
+            }
+            keeper.end(&self.shared);
         }
     }
 }
@@ -441,7 +455,7 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
             Error::SegmentFull { name, asked, free, largest }
         }
         CatalogError::Param(_) => Error::BadSetting { what: format!("array {name:?}: {error}") },
-        CatalogError::TooMany => {
+        CatalogError::TooMany | CatalogError::Unkept(_) => {
             Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
         }
     }

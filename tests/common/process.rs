@@ -34,6 +34,13 @@ impl Process {
         assert_eq!(self.ready(), self.addr);
     }
 
+    /// Starts it again with other arguments, on the port that it had.
+    pub fn again_with(mut self, extra: &[&str]) -> Process {
+        self.extra = extra.iter().map(|s| (*s).to_owned()).collect();
+        self.start_again();
+        self
+    }
+
     /// SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -97,6 +104,7 @@ fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
         .arg(dir.path().join("ready"))
         .args(extra)
         .env("HOME", dir.path())
+        .env_remove("FARCELL_KILLS")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

@@ -18,6 +18,7 @@ mod rm;
 mod serve;
 mod set;
 mod signals;
+mod snapshot;
 mod surroundings;
 mod take;
 mod wait;
@@ -84,6 +85,7 @@ Start with `farcell serve` in one terminal, and in another
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Serve),
+    Snapshot(snapshot::Snapshot),
     Ls(ls::Ls),
     Create(create::Create),
     Rm(rm::Rm),
@@ -130,6 +132,10 @@ fn run() -> Result<Answer, Failure> {
         Command::Serve(serve) => {
             refuse_given(&matches, &CLIENT_ARGS[1..])?;
             serve.run(connection.authkey_file, &out)
+        }
+        Command::Snapshot(snapshot) => {
+            refuse_given(&matches, &CLIENT_ARGS)?;
+            snapshot.run(&out)
         }
         Command::Demo(demo) => {
             refuse_given(&matches, &CLIENT_ARGS)?;

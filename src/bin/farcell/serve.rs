@@ -5,7 +5,7 @@ use crate::failure::{Answer, Failure};
 use crate::output::Output;
 use crate::ready::{ReadyFd, ReadyFile};
 use crate::signals;
-use farcell::{Error, Key, RdmaChoice, Server};
+use farcell::{Error, Key, Origin, RdmaChoice, Server};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -18,20 +18,28 @@ Examples:
   farcell serve
   farcell serve --bind 10.0.0.1:7117 --array read_events:event:4x4
   farcell serve --bind 127.0.0.1:0 --ready-file addr    a free port, in a script
+  farcell serve --state /dev/shm/farcell --snapshot ~/farcell --snapshot-every 60
 
 Prints the addresses that it listens on. SIGTERM or SIGINT stops it: clients are
 told that it is going away. A second signal kills it.
+
+With --state everything is there again after the server was killed, unless the
+machine went down. --snapshot is for that: if there is no state, the server
+begins with the newest snapshot.
 
 Without --authkey-file and FARCELL_AUTHKEY_FILE the key is the user's own,
 ~/.config/farcell/authkey, which is made if it does not exist. Clients of the
 same user find it there. A key never goes on a command line.
 
 JSON, one line when it is ready: {\"address\", \"listening\": [...], \"authkey_file\",
-\"authkey_is_new\", \"pid\", \"rdma\", \"domain\"}; address is the one to give to clients,
-rdma the device and port or null, domain who changes the cells: cpu or hca.
+\"authkey_is_new\", \"pid\", \"rdma\", \"domain\", \"origin\", \"life\", \"restored_from\"};
+address is the one to give to clients, rdma the device and port or null, domain
+who changes the cells: cpu or hca, origin what it began with: nothing, state or
+snapshot, life which one of that state it is or null, restored_from the snapshot
+or null.
 
-Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array), 5 any
-other failure, such as an address in use")]
+Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array, state,
+snapshot), 5 any other failure, such as an address in use")]
 pub struct Serve {
     /// Where to listen; port 0 takes a free one. Repeat for several [default:
     /// port 7117 of every address of this machine]
@@ -46,7 +54,8 @@ pub struct Serve {
     /// An array to create; the kind is event or counter. Repeat for several
     #[arg(long = "array", value_name = "NAME:KIND:ROWSxCOLS")]
     arrays: Vec<Spec>,
-    /// Room for this many cells of 8 bytes [default: 262144]
+    /// Room for this many cells of 8 bytes [default: 262144, or that of the state
+    /// or snapshot]
     #[arg(long, value_name = "CELLS")]
     capacity: Option<u32>,
     /// Event loops, a thread each [default: one for two cores]
@@ -70,6 +79,20 @@ pub struct Serve {
     /// is faster there. RDMA clients still read by themselves
     #[arg(long)]
     cpu_domain: bool,
+    /// Keep the cells in this folder on tmpfs (such as /dev/shm/farcell), made if
+    /// it does not exist, and begin with what is in it
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Write a snapshot to this folder, on any file system, at the end, and
+    /// begin with the newest one in it if there is no state. The last two stay
+    #[arg(long, value_name = "DIR")]
+    snapshot: Option<PathBuf>,
+    /// Write a snapshot this often too
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "snapshot")]
+    snapshot_every: Option<Duration>,
+    /// Begin with this snapshot; DIR of --state must have no state yet
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
     /// Write the address to this file, whole, when the server is ready; the
     /// file is removed at the end
     #[arg(long, value_name = "PATH")]
@@ -89,6 +112,9 @@ struct Ready {
     pid: u32,
     rdma: Option<String>,
     domain: String,
+    origin: &'static str,
+    life: Option<u32>,
+    restored_from: Option<PathBuf>,
 }
 
 fn rdma_choice(text: &str) -> Result<RdmaChoice, String> {
@@ -112,6 +138,13 @@ impl Serve {
 
         let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
         let server = self.start(key)?;
+        let (origin, life, restored_from) = match server.origin() {
+            Origin::Nothing => ("nothing", self.state.as_ref().map(|_| 1), None),
+            Origin::State { life } => ("state", Some(*life), None),
+            Origin::Snapshot(path) => {
+                ("snapshot", self.state.as_ref().map(|_| 1), Some(path.clone()))
+            }
+        };
         let ready = Ready {
             address: server.address(),
             listening: server.local_addrs().iter().map(ToString::to_string).collect(),
@@ -120,6 +153,9 @@ impl Serve {
             pid: std::process::id(),
             rdma: server.rdma_device(),
             domain: server.domain().to_string(),
+            origin,
+            life,
+            restored_from,
         };
         let ready_file =
             self.ready_file.map(|path| ReadyFile::write(&path, &ready.address)).transpose()?;
@@ -157,6 +193,18 @@ impl Serve {
         }
         if let Some(cells) = self.capacity {
             builder = builder.capacity(cells);
+        }
+        if let Some(folder) = &self.state {
+            builder = builder.state(folder);
+        }
+        if let Some(folder) = &self.snapshot {
+            builder = builder.snapshots(folder);
+        }
+        if let Some(pause) = self.snapshot_every {
+            builder = builder.snapshot_every(pause);
+        }
+        if let Some(snapshot) = &self.restore {
+            builder = builder.restore(snapshot);
         }
         if let Some(choice) = &self.rdma {
             builder = builder.rdma(choice.clone());
@@ -206,6 +254,13 @@ fn describe(ready: &Ready) -> String {
     }
     if let Some(place) = &ready.rdma {
         text.push_str(&format!("offering RDMA on {place}, domain {}\n", ready.domain));
+    }
+    match (ready.origin, ready.life, &ready.restored_from) {
+        ("state", Some(life), _) => {
+            text.push_str(&format!("life {life} of its state: all is as it was\n"));
+        }
+        (_, _, Some(path)) => text.push_str(&format!("begun from {}\n", path.display())),
+        _ => {}
     }
     let made = if ready.authkey_is_new { " (new, made just now)" } else { "" };
     text.push_str(&format!("key file {}{made}\n", ready.authkey_file.display()));

@@ -1,9 +1,11 @@
 //! Bringing a lost connection back.
 
 use super::link::Link;
+use crate::auth::{Resume, Welcome};
 use crate::error::{Error, Result};
 use crate::transport::connect::{connect, plain};
-use crate::wire::{self, ErrorRecord, HEADER, Header, Tag};
+use crate::wire::{self, ErrorRecord, HEADER, Header, OpenRecord, Tag};
+use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Weak;
@@ -32,7 +34,7 @@ pub(super) fn reconnect(link: &Weak<Link>) {
         };
         let attempt = connect(&link.settings.target, resume).and_then(|(socket, welcome)| {
             if !welcome.resumed {
-                open_again(&link, &socket)?;
+                open_again(&link, &socket, is_same_state(&resume, &welcome))?;
             }
             Ok((socket, welcome))
         });
@@ -51,17 +53,23 @@ fn jitter(pause: Duration) -> Duration {
     pause / 2 + (pause / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
+/// Whether the server has the arrays that it had before, and those alone.
+fn is_same_state(before: &Resume, now: &Welcome) -> bool {
+    before.incarnation >> 32 == now.incarnation >> 32
+}
+
 /// A new session knows none of our arrays: opens each under its old number,
-/// and so creates it on a server that has lost it. One that cannot be opened
-/// stays closed, and operations on it say so.
-fn open_again(link: &Link, socket: &TcpStream) -> Result<()> {
+/// and so creates it on a server that has lost its state. If it has not, an
+/// array that is not there was removed, and is not made again. One that cannot
+/// be opened stays closed, and operations on it say so.
+fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
     let bindings = link.bindings();
     let addr = &link.settings.target.addr;
     let broke = |e: io::Error| Error::Unreachable { addr: addr.clone(), why: plain(&e) };
     socket.set_read_timeout(Some(link.settings.target.timeout)).map_err(broke)?;
     let mut stream = socket;
     for frame in &bindings {
-        stream.write_all(frame).map_err(broke)?;
+        stream.write_all(&for_opening(frame, existing)).map_err(broke)?;
         let mut head = [0; HEADER];
         stream.read_exact(&mut head).map_err(broke)?;
         let header: Header = bytemuck::pod_read_unaligned(&head);
@@ -82,4 +90,16 @@ fn open_again(link: &Link, socket: &TcpStream) -> Result<()> {
         }
     }
     socket.set_read_timeout(None).map_err(broke)
+}
+
+/// Where the tag of a frame is.
+const HEAD_TAG: usize = std::mem::offset_of!(Header, tag);
+
+/// The frame that opens an array, or the one that opens it only if it exists.
+fn for_opening(frame: &[u8], existing: bool) -> Cow<'_, [u8]> {
+    let mut frame = Cow::from(frame);
+    if existing && frame[HEAD_TAG] == Tag::Open as u8 {
+        frame.to_mut()[HEADER + std::mem::offset_of!(OpenRecord, existing)] = 1;
+    }
+    frame
 }

@@ -1,0 +1,169 @@
+//! What outlives the server: its settings for that, and the thread that writes
+//! snapshots.
+
+use super::{Server, ServerBuilder, Shared};
+use crate::engine::lock;
+use crate::error::{Error, Result};
+use crate::state::{Beginning, Folder, Origin, Snapshots, Sources, begin};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Where a server keeps what is to outlive it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keep {
+    state: Option<PathBuf>,
+    snapshots: Option<PathBuf>,
+    every: Option<Duration>,
+    restore: Option<PathBuf>,
+}
+
+impl ServerBuilder {
+    /// Keeps memory and catalog in this folder on tmpfs, and begins with what a
+    /// former server left there: cells and arrays are as they were, however it
+    /// ended. The folder is made if it does not exist, and belongs to one
+    /// server at a time.
+    #[must_use]
+    pub fn state(mut self, folder: impl Into<PathBuf>) -> ServerBuilder {
+        self.keep.state = Some(folder.into());
+        self
+    }
+
+    /// Writes a snapshot to this folder, on any file system, when the server
+    /// stops, and begins with the newest one there if there is no state to
+    /// begin with. The newest two are kept. The folder is made if it does not
+    /// exist, and belongs to one server at a time.
+    #[must_use]
+    pub fn snapshots(mut self, folder: impl Into<PathBuf>) -> ServerBuilder {
+        self.keep.snapshots = Some(folder.into());
+        self
+    }
+
+    /// Writes a snapshot this often too, from a thread of its own: at least
+    /// 0.01 s from the end of one to the start of the next. One that fails goes
+    /// to the log.
+    #[must_use]
+    pub fn snapshot_every(mut self, pause: Duration) -> ServerBuilder {
+        self.keep.every = Some(pause);
+        self
+    }
+
+    /// Begins with this snapshot. [`start`](Self::start) refuses if the folder
+    /// for the state has one already.
+    #[must_use]
+    pub fn restore(mut self, snapshot: impl Into<PathBuf>) -> ServerBuilder {
+        self.keep.restore = Some(snapshot.into());
+        self
+    }
+}
+
+impl Keep {
+    pub(super) fn every(&self) -> Option<Duration> {
+        self.every
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let bad = |what: &str| Err(Error::BadSetting { what: what.to_owned() });
+        match self.every {
+            Some(_) if self.snapshots.is_none() => {
+                bad("snapshot-every needs a folder for the snapshots")
+            }
+            Some(every)
+                if every < Duration::from_millis(10) || every > Duration::from_secs(1 << 31) =>
+            {
+                bad("snapshot-every: from 0.01 to 2147483648 seconds are possible")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Locks the folders, and takes up what there is.
+    pub(super) fn begin(
+        self,
+        capacity: Option<u32>,
+        usual: u32,
+    ) -> Result<(Beginning, Option<Snapshots>)> {
+        let snapshots = self.snapshots.map(|path| Snapshots::open(&path)).transpose()?;
+        let folder = self.state.map(|path| Folder::open(&path, true)).transpose()?.map(Arc::new);
+        let newest = match &snapshots {
+            Some(snapshots) if self.restore.is_none() => snapshots.newest()?,
+            _ => None,
+        };
+        let sources = Sources { folder, restore: self.restore, newest, capacity, usual };
+        Ok((begin(sources)?, snapshots))
+    }
+}
+
+/// Writes snapshots, now and then and at the end.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    snapshots: Arc<Snapshots>,
+    over: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Starts the thread, if one is needed.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        snapshots: Snapshots,
+        every: Option<Duration>,
+    ) -> Result<Keeper> {
+        let (snapshots, over) = (Arc::new(snapshots), Arc::default());
+        let mut keeper = Keeper { snapshots, over, thread: None };
+        if let Some(every) = every {
+            let (shared, snapshots) = (shared.clone(), keeper.snapshots.clone());
+            let over = keeper.over.clone();
+            let thread = std::thread::Builder::new()
+                .name("farcell-snapshot".to_owned())
+                .spawn(move || {
+                    while !is_over(&over, every) {
+                        write(&shared, &snapshots);
+                    }
+                })
+                .map_err(|e| Error::os("starting a thread for snapshots", e))?;
+            keeper.thread = Some(thread);
+        }
+        Ok(keeper)
+    }
+
+    /// Ends the thread and writes the last snapshot.
+    pub(super) fn end(self, shared: &Shared) {
+        *lock(&self.over.0) = true;
+        self.over.1.notify_all();
+        if self.thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread for snapshots had panicked");
+        }
+        write(shared, &self.snapshots);
+    }
+}
+
+/// Waits for that long, or until the server stops.
+fn is_over((over, change): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
+    let waited = change.wait_timeout_while(lock(over), pause, |over| !*over);
+    *waited.unwrap_or_else(PoisonError::into_inner).0
+}
+
+fn write(shared: &Shared, snapshots: &Snapshots) {
+    let begun = Instant::now();
+    match snapshots.write(&shared.engine, shared.capacity, shared.incarnation) {
+        Ok(path) => {
+            tracing::debug!(path = %path.display(), took = ?begun.elapsed(), "a snapshot");
+        }
+        Err(error) => {
+            tracing::error!(%error, "a snapshot failed; those before it are as they were");
+        }
+    }
+}
+
+impl Server {
+    /// What it began with.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+}

@@ -1,0 +1,165 @@
+//! The folder that snapshots are kept in.
+
+use super::folder::{Folder, refused};
+use super::snapshot::{self, CHUNK, Place, Writer};
+use crate::catalog::{Entry, Placed};
+use crate::engine::{Actor, Engine};
+use crate::error::{Error, Result};
+use crate::layout::Shape;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// The file while it is written.
+const NEW: &str = "snapshot.new";
+const PREFIX: &str = "snapshot-";
+/// How many are kept.
+const KEPT: usize = 2;
+
+/// A folder of snapshots, which this server alone writes to.
+#[derive(Debug)]
+pub struct Snapshots {
+    folder: Folder,
+}
+
+/// What a snapshot says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotInfo {
+    /// When it was begun.
+    pub taken: SystemTime,
+    /// Cells of the segment that it is of.
+    pub capacity: u32,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Its arrays: name, kind ("event") and shape.
+    pub arrays: Vec<(String, crate::Kind, Shape)>,
+}
+
+/// Checks a snapshot whole, and says what it is. Reads all of the file.
+///
+/// # Errors
+/// [`Error::State`] says why it is none; [`Error::Os`].
+pub fn inspect(path: impl AsRef<Path>) -> Result<SnapshotInfo> {
+    let snapshot = snapshot::open(path.as_ref())?;
+    let of = |p: &Placed| (p.name.clone(), p.form.kind, p.form.shape);
+    let mut arrays: Vec<_> = snapshot.arrays.iter().map(|(p, _)| of(p)).collect();
+    arrays.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(SnapshotInfo {
+        taken: SystemTime::UNIX_EPOCH
+            .checked_add(Duration::from_secs(snapshot.head.time))
+            .unwrap_or(SystemTime::UNIX_EPOCH),
+        capacity: snapshot.head.capacity,
+        bytes: snapshot.bytes,
+        arrays,
+    })
+}
+
+fn name(number: u64) -> String {
+    format!("{PREFIX}{number:010}")
+}
+
+impl Snapshots {
+    /// Opens the folder, which is made if it does not exist, and locks it.
+    ///
+    /// # Errors
+    /// As [`Folder::open`].
+    pub fn open(path: &Path) -> Result<Snapshots> {
+        Ok(Snapshots { folder: Folder::open(path, false)? })
+    }
+
+    /// The numbers of those that there are, in order.
+    fn numbers(&self) -> Result<Vec<u64>> {
+        let path = self.folder.path();
+        let failed = |e| Error::os(format!("listing {}", path.display()), e);
+        let mut numbers = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(failed)? {
+            let file = entry.map_err(failed)?.file_name();
+            if let Some(number) = file.to_str().and_then(|f| f.strip_prefix(PREFIX)?.parse().ok())
+                && file.to_str() == Some(&name(number))
+            {
+                numbers.push(number);
+            }
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// The newest one.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn newest(&self) -> Result<Option<PathBuf>> {
+        Ok(self.numbers()?.last().map(|&number| self.folder.file(&name(number))))
+    }
+
+    /// Writes one more, and removes all but the newest two. Blocks until it is
+    /// on disk. Each cell is as it was at one moment meanwhile; it holds the
+    /// arrays that existed all the time. If it fails, those before are there as
+    /// they were.
+    ///
+    /// # Errors
+    /// [`Error::State`] when the file system is full; [`Error::Os`].
+    pub fn write<A: Actor>(
+        &self,
+        engine: &Engine<A>,
+        capacity: u32,
+        incarnation: u64,
+    ) -> Result<PathBuf> {
+        let numbers = self.numbers()?;
+        let number = numbers.last().map_or(1, |&last| last.saturating_add(1));
+        let (to, path) = (name(number), self.folder.file(&name(number)));
+        if let Err(error) = self.draft(engine, capacity, incarnation, &path) {
+            self.folder.remove(NEW);
+            return Err(error);
+        }
+        self.folder.rename(NEW, &to)?;
+        // Before the older ones go.
+        self.folder.sync()?;
+        for &old in numbers.iter().rev().skip(KEPT - 1) {
+            self.folder.remove(&name(old));
+        }
+        Ok(path)
+    }
+
+    fn draft<A: Actor>(
+        &self,
+        engine: &Engine<A>,
+        capacity: u32,
+        incarnation: u64,
+        path: &Path,
+    ) -> Result<()> {
+        let failed = |e: std::io::Error| match e.kind() {
+            std::io::ErrorKind::StorageFull => {
+                refused(path, "cannot be written: the file system is full; make room there")
+            }
+            _ => Error::os(format!("writing {}", path.display()), e),
+        };
+        let file = self.folder.make_file(NEW)?;
+        let mut out = Writer::begin(file, capacity, incarnation).map_err(failed)?;
+        let mut copied: Vec<(Arc<Entry>, Place)> = Vec::new();
+        let mut words = Vec::with_capacity(CHUNK as usize);
+        for entry in engine.arrays() {
+            let place = out.place();
+            let mut at = 0;
+            while at < entry.extent {
+                let next = at.saturating_add(CHUNK).min(entry.extent);
+                words.clear();
+                if !engine.copy(&entry, at..next, &mut words) {
+                    break;
+                }
+                // Nothing is locked while the disk works.
+                out.cells(&words).map_err(failed)?;
+                at = next;
+            }
+            if at == entry.extent {
+                copied.push((entry, place));
+            }
+        }
+        engine.alive(&mut copied, |(entry, _)| entry);
+        let table: Vec<(Placed, Place)> =
+            copied.iter().map(|(entry, place)| (Placed::from(&**entry), *place)).collect();
+        out.end(&table).map_err(failed)?;
+        Ok(())
+    }
+}

@@ -4,7 +4,8 @@ use super::array::{Array, array_handle};
 use crate::cell::{self, Op, is_waiting, sync};
 use crate::error::{Error, Result};
 use crate::transport::tcp::{Canceller, Patience};
-use crate::wire::AcquireRecord;
+use crate::transport::{CellOp, Failure, Transport};
+use crate::wire::{AcquireRecord, Refusal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,8 @@ pub struct Semaphore {
 
 impl Semaphore {
     /// Takes a permit, or sleeps until it can. If there is one and nobody
-    /// queues that is one round trip, over RDMA one atomic.
+    /// queues that is one round trip, over RDMA one atomic; one that was queued
+    /// for is confirmed by a round trip more.
     ///
     /// # Errors
     /// As [`Event::take`](crate::Event::take); [`Error::Limit`] when the session
@@ -82,16 +84,38 @@ impl Semaphore {
             return Ok(false);
         }
         let link = &self.array.client.core.link;
-        let (array, offset) = (self.array.number, self.offset);
-        let record = AcquireRecord { array, offset, ..AcquireRecord::default() };
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        let got = link
-            .queue(record, &Patience { timeout: left, cancel, bound: false })
-            .map_err(|f| self.array.explain(f, "acquire"))?;
-        // At once: the server gives a permit back of which it has not heard that
-        // it arrived when the session ends.
+        loop {
+            let welcome = link.welcome();
+            let (array, offset, seat) = (self.array.number, self.offset, welcome.seat);
+            if seat == 0 {
+                let what = "the server has more sessions than can queue".to_owned();
+                return Err(Error::Limit { addr: link.addr(), what });
+            }
+            let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
+                Ok(Some(_)) => return self.confirm(welcome.session).map(|()| true),
+                Ok(None) => return Ok(false),
+                // The session is another one since: once more, with its seat.
+                Err(Failure::Refused(Refusal::StaleSeat, _)) => {}
+                Err(failure) => return Err(self.array.explain(failure, "acquire")),
+            }
+        }
+    }
+
+    /// Tells the server that a permit has arrived, and makes sure that it has
+    /// heard it: one that never arrived is given back when the session ends, and
+    /// the answer may have lain here for longer than that.
+    fn confirm(&self, session: u64) -> Result<()> {
+        let link = &self.array.client.core.link;
         link.tell_done();
-        Ok(got.is_some())
+        let op = CellOp { op: Op::Load, array: self.array.number, offset: self.offset, a: 0, b: 0 };
+        Transport::execute(&**link, op).map_err(|f| self.array.explain(f, "acquire"))?;
+        if link.welcome().session == session {
+            return Ok(());
+        }
+        let why = "our lease was over when the permit came".to_owned();
+        Err(Error::OutcomeUnknown { addr: link.addr(), op: "acquire", why })
     }
 
     /// Gives a permit back. One round trip, over RDMA one atomic.

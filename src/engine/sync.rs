@@ -514,7 +514,7 @@ fn claim(session: &Session, record: &AcquireRecord) -> Result<(u32, Claim), Refu
         kind => return Err(Refusal::WrongKind(kind)),
     };
     check(session, op, record.array, Run::one(record.offset))?;
-    if record.seat != session.seat && entry.form.kind == Kind::Lock || session.seat == 0 {
+    if record.seat != session.seat || session.seat == 0 {
         return Err(Refusal::StaleSeat);
     }
     Ok((entry.base + record.offset, claim))

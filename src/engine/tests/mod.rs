@@ -5,6 +5,7 @@ mod hostile;
 mod interleavings;
 mod model;
 mod schedules;
+mod sync;
 mod threads;
 
 use crate::wire::{

@@ -169,7 +169,8 @@ struct WelcomeBytes {
     incarnation: u64,
     session: u64,
     capacity: u64,
-    lease_ms: u64,
+    lease_ms: u32,
+    seat: u32,
     proof: [u8; 32],
 }
 
@@ -243,6 +244,8 @@ pub struct Welcome {
     pub capacity: u64,
     /// How long the session lives without a sign from its client.
     pub lease_ms: u64,
+    /// What the session is called in the cells of locks; 0: it can hold none.
+    pub seat: u32,
 }
 
 /// The server's side.
@@ -329,7 +332,8 @@ impl ServerHandshake {
             incarnation: welcome.incarnation,
             session: welcome.session,
             capacity: welcome.capacity,
-            lease_ms: welcome.lease_ms,
+            lease_ms: u32::try_from(welcome.lease_ms).unwrap_or(u32::MAX),
+            seat: welcome.seat,
             proof: [0; 32],
         };
         let key = match (proven.access, &keys.read_only) {
@@ -478,7 +482,8 @@ impl<'k> ClientHandshake<'k> {
             incarnation: w.incarnation,
             session: w.session,
             capacity: w.capacity,
-            lease_ms: w.lease_ms,
+            lease_ms: w.lease_ms.into(),
+            seat: w.seat,
         })
     }
 }
@@ -504,6 +509,7 @@ mod tests {
         session: 6,
         capacity: 7,
         lease_ms: 8,
+        seat: 9,
     };
 
     /// Runs an exchange in which `tamper` may change any message under way.

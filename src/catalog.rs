@@ -25,6 +25,14 @@ pub enum Kind {
     Event = 1,
     /// Signed 63-bit numbers with atomic arithmetic.
     Counter = 2,
+    /// Held by one session at a time.
+    Lock = 3,
+    /// As many wait as it has parties, then all go on. The parameter is the
+    /// number of parties.
+    Barrier = 4,
+    /// So many permits at most. The parameter is how many there are at first,
+    /// and, in its upper half, how many there can be.
+    Semaphore = 5,
 }
 
 impl Kind {
@@ -34,6 +42,9 @@ impl Kind {
         match code {
             1 => Some(Kind::Event),
             2 => Some(Kind::Counter),
+            3 => Some(Kind::Lock),
+            4 => Some(Kind::Barrier),
+            5 => Some(Kind::Semaphore),
             _ => None,
         }
     }
@@ -43,17 +54,26 @@ impl Kind {
     #[must_use]
     pub const fn first_word(self, param: u64) -> Option<u64> {
         match (self, param) {
-            (Kind::Event | Kind::Counter, 0) => Some(0),
+            (Kind::Event | Kind::Counter | Kind::Lock, 0) => Some(0),
+            (Kind::Barrier, 1..=0xffff_ffff) => Some(0),
+            (Kind::Semaphore, _) => {
+                let (initial, bound) = crate::cell::sync::permits(param);
+                let fits = bound >= 1 && bound <= crate::cell::sync::MAX_PERMITS;
+                if fits && initial <= bound { Some(initial << 1) } else { None }
+            }
             _ => None,
         }
     }
 
-    /// "event" or "counter".
+    /// "event", "counter", and so on.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Event => "event",
             Kind::Counter => "counter",
+            Kind::Lock => "lock",
+            Kind::Barrier => "barrier",
+            Kind::Semaphore => "semaphore",
         }
     }
 }
@@ -70,7 +90,12 @@ impl std::str::FromStr for Kind {
         match s {
             "event" => Ok(Kind::Event),
             "counter" => Ok(Kind::Counter),
-            other => Err(format!("{other:?} is no kind of array; use event or counter")),
+            "lock" => Ok(Kind::Lock),
+            "barrier" => Ok(Kind::Barrier),
+            "semaphore" => Ok(Kind::Semaphore),
+            other => Err(format!(
+                "{other:?} is no kind of array; use event, counter, lock, barrier or semaphore"
+            )),
         }
     }
 }
@@ -82,14 +107,23 @@ pub struct Form {
     pub kind: Kind,
     /// How many there are.
     pub shape: Shape,
-    /// What else belongs to the kind, see [`Kind::first_word`]. 0 for events
-    /// and counters.
+    /// What else belongs to the kind: of a barrier the number of its parties, of
+    /// a semaphore the permits at first and, in the upper half, the most that
+    /// there can be. 0 for the others.
     pub param: u64,
 }
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.shape)
+        write!(f, "{} {}", self.kind, self.shape)?;
+        match self.kind {
+            Kind::Barrier => write!(f, " for {} parties", self.param),
+            Kind::Semaphore => {
+                let (initial, bound) = crate::cell::sync::permits(self.param);
+                write!(f, " with {initial} of {bound} permits")
+            }
+            Kind::Event | Kind::Counter | Kind::Lock => Ok(()),
+        }
     }
 }
 

@@ -7,6 +7,9 @@
 //!
 //! * An **event** counts its transitions in the value. Odd means set.
 //! * A **counter** is an `i63`, two's complement in the value bits; it wraps.
+//! * **Locks**, **barriers** and **semaphores**: see [`sync`].
+
+pub mod sync;
 
 /// The bit that says that someone waits on this cell.
 pub const WAITING: u64 = 1;
@@ -95,11 +98,38 @@ pub enum Op {
     Xor = 11,
     /// Not an atomic: how many waits are parked on the cell, from the server.
     Waiters = 12,
+    /// Lock: take it for seat `a`, if it is free and nobody queues.
+    Acquire = 13,
+    /// Lock: free it, if token `a` and seat `b` hold it.
+    Release = 14,
+    /// Semaphore: take one permit, if there is one and nobody queues.
+    Down = 15,
+    /// Semaphore: give back `a` permits, if that leaves no more than `b`.
+    Up = 16,
+    /// Barrier of `b` parties: one arrival.
+    Arrive = 17,
+    /// Barrier of `b` parties: break it, if it is where `a` says, see
+    /// [`sync::Barrier::stage`]; at any time if `a` is [`sync::ANY_STAGE`].
+    Break = 18,
+    /// Barrier of `b` parties: begin anew, if it is in epoch `a` and anyone has
+    /// arrived or it is broken.
+    Reset = 19,
 }
+
+/// The operations by their codes.
+const BY_CODE: [Option<Op>; 256] = {
+    let mut table = [None; 256];
+    let mut i = 0;
+    while i < Op::ALL.len() {
+        table[Op::ALL[i] as usize] = Some(Op::ALL[i]);
+        i += 1;
+    }
+    table
+};
 
 impl Op {
     /// Every operation, in the order of its code.
-    pub const ALL: [Op; 12] = [
+    pub const ALL: [Op; 19] = [
         Op::Load,
         Op::Set,
         Op::Clear,
@@ -112,12 +142,19 @@ impl Op {
         Op::Or,
         Op::Xor,
         Op::Waiters,
+        Op::Acquire,
+        Op::Release,
+        Op::Down,
+        Op::Up,
+        Op::Arrive,
+        Op::Break,
+        Op::Reset,
     ];
 
     /// The operation with this wire code.
     #[must_use]
-    pub fn from_code(code: u8) -> Option<Op> {
-        Op::ALL.get(usize::from(code).wrapping_sub(1)).copied()
+    pub const fn from_code(code: u8) -> Option<Op> {
+        BY_CODE[code as usize]
     }
 
     /// Whether the operation leaves every cell as it is.
@@ -130,7 +167,27 @@ impl Op {
     /// may send it again to a server that has forgotten the first time.
     #[must_use]
     pub const fn is_repeatable(self) -> bool {
-        matches!(self, Op::Load | Op::Waiters | Op::Set | Op::Clear | Op::Store)
+        // A lock is taken for a seat, which a new session does not have any
+        // more, and freed by a token, which nobody has twice. A break and a
+        // reset name what they are meant for.
+        matches!(
+            self,
+            Op::Load
+                | Op::Waiters
+                | Op::Set
+                | Op::Clear
+                | Op::Store
+                | Op::Acquire
+                | Op::Release
+                | Op::Break
+                | Op::Reset
+        )
+    }
+
+    /// Whether it adds, whatever the word is: one fetch-and-add.
+    #[must_use]
+    pub const fn adds(self) -> bool {
+        matches!(self, Op::Add | Op::Arrive)
     }
 
     /// The name that a person knows it by.
@@ -149,6 +206,13 @@ impl Op {
             Op::Or => "fetch_or",
             Op::Xor => "fetch_xor",
             Op::Waiters => "waiters",
+            Op::Acquire => "lock",
+            Op::Release => "unlock",
+            Op::Down => "acquire",
+            Op::Up => "release",
+            Op::Arrive => "wait at a barrier",
+            Op::Break => "abort",
+            Op::Reset => "reset",
         }
     }
 }
@@ -158,8 +222,9 @@ impl Op {
 pub enum Change {
     /// Nothing to change: the word just read is the answer.
     None,
-    /// Compare-and-swap from the word that was read to this one. It drops the
-    /// waiting bit: the one who changes the word takes on the duty to ring.
+    /// Compare-and-swap from the word that was read to this one: the one who
+    /// changes the word takes on the duty to ring. It drops the waiting bit,
+    /// but where people queue: there the bit keeps others out meanwhile.
     Swap(u64),
     /// Fetch-and-add this. It leaves the waiting bit alone.
     Add(u64),
@@ -173,6 +238,9 @@ pub const fn change(op: Op, word: u64, a: u64, b: u64) -> Change {
     let next = match op {
         Op::Load | Op::Waiters => return Change::None,
         Op::Add => return Change::Add(a << 1),
+        Op::Acquire | Op::Release => return sync::change_lock(op, word, a, b),
+        Op::Down | Op::Up => return sync::change_semaphore(op, word, a, b),
+        Op::Arrive | Op::Break | Op::Reset => return sync::change_barrier(op, word, a, b),
         Op::Set if event_is_set(word) => now,
         Op::Clear | Op::Take if !event_is_set(word) => now,
         // One more transition; 2^62 of them take a cell longer than any
@@ -191,6 +259,17 @@ pub const fn change(op: Op, word: u64, a: u64, b: u64) -> Change {
         Change::None
     } else {
         Change::Swap(next)
+    }
+}
+
+/// Whether the one who has done this and found `word` before it must ring:
+/// there are waiters, and it can be of use to them.
+#[must_use]
+pub const fn must_ring(op: Op, word: u64, b: u64) -> bool {
+    match op {
+        _ if !is_waiting(word) => false,
+        Op::Arrive => sync::completes(word, b),
+        _ => true,
     }
 }
 
@@ -259,12 +338,12 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn codes_are_the_positions() {
+    fn codes_are_what_they_say() {
         for op in Op::ALL {
             assert_eq!(Op::from_code(op as u8), Some(op));
         }
         assert_eq!(Op::from_code(0), None);
-        assert_eq!(Op::from_code(13), None);
+        assert_eq!((0..=255).filter_map(Op::from_code).count(), Op::ALL.len());
         for code in 0..=255u8 {
             if let Some(c) = Comparison::from_code(code) {
                 assert_eq!(c as u8, code);

@@ -226,6 +226,74 @@ pub enum Error {
     /// The wait was cancelled from another thread.
     #[error("the wait was cancelled")]
     Cancelled,
+    /// The session that this belonged to is over: the server heard nothing of
+    /// it for its lease, or was started again. What the session held is free and
+    /// may be held by others, and nothing was changed. The client goes on with a
+    /// new session.
+    #[error(
+        "{what}: the lease is over: the server has ended the session that this belonged to and freed what it held; nothing was changed"
+    )]
+    LeaseLost {
+        /// What is lost.
+        what: String,
+    },
+    /// A peer that the wait named is lost: its session has ended without being
+    /// released.
+    #[error("peer {peer:?} is lost: {how} {} ago", seconds(*ago))]
+    PeerLost {
+        /// What it called itself.
+        peer: String,
+        /// How its session ended.
+        how: Parted,
+        /// How long ago when the server told.
+        ago: Duration,
+    },
+    /// The barrier is broken: nobody can pass it until it is reset.
+    #[error("barrier {name:?} ({row}, {col}) is broken: {why}; reset it when all parties know")]
+    BarrierBroken {
+        /// The array.
+        name: String,
+        /// Row.
+        row: usize,
+        /// Column.
+        col: usize,
+        /// The party that has gone: what it called itself, or its seat.
+        by: Option<String>,
+        /// What has happened.
+        why: String,
+    },
+    /// A living session is called so.
+    #[error(
+        "the name {peer:?} is taken by session {seat}, which lives; use another one, or wait until its lease is over"
+    )]
+    NameTaken {
+        /// The name.
+        peer: String,
+        /// The seat of the one who has it.
+        seat: u32,
+    },
+    /// Nobody can be called so.
+    #[error("{peer:?} cannot name a peer: 1 to 128 bytes without control characters are possible")]
+    BadPeerName {
+        /// The name.
+        peer: String,
+    },
+    /// More permits would come back than the semaphore has.
+    #[error(
+        "semaphore {name:?} ({row}, {col}) has {bound} permits, and giving back {count} more is too much; nothing was changed"
+    )]
+    TooManyPermits {
+        /// The array.
+        name: String,
+        /// Row.
+        row: usize,
+        /// Column.
+        col: usize,
+        /// Permits to be given back.
+        count: u32,
+        /// Permits that there can be.
+        bound: u32,
+    },
     /// The client was closed.
     #[error("this client was closed")]
     Closed,
@@ -289,6 +357,28 @@ pub enum Error {
     },
 }
 
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Parted {
+    /// Nothing was heard of it for its lease: its process was killed or stopped,
+    /// or its network is gone.
+    Silent,
+    /// Its client was closed without being released.
+    Closed,
+    /// It was released.
+    Released,
+}
+
+impl std::fmt::Display for Parted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Parted::Silent => "nothing was heard of it for its lease, which was over",
+            Parted::Closed => "it was closed without being released",
+            Parted::Released => "it was released",
+        })
+    }
+}
+
 impl Error {
     pub(crate) fn os(what: impl Into<String>, source: io::Error) -> Error {
         Error::Os { what: what.into(), source: Arc::new(source) }
@@ -330,6 +420,9 @@ impl Error {
                 | Error::ValueTooLarge { .. }
                 | Error::BadSelection { .. }
                 | Error::Limit { .. }
+                | Error::NameTaken { .. }
+                | Error::BadPeerName { .. }
+                | Error::TooManyPermits { .. }
                 | Error::NoKey { .. }
                 | Error::BadKey { .. }
                 | Error::KeyFile { .. }

@@ -64,10 +64,12 @@ pub use auth::{Access, Domain, Key, KeyError};
 pub use catalog::{Form, Kind, NameError};
 pub use cell::Comparison;
 pub use client::{
-    ArrayInfo, Batch, Cell, Client, ClientBuilder, Counter, CounterArray, Counters, Event,
-    EventArray, Events, Outcome, ServerInfo, TransportChoice, TransportReport, Woken,
+    ArrayInfo, Barrier, BarrierArray, BarrierWait, Batch, Cell, Client, ClientBuilder, Counter,
+    CounterArray, Counters, Event, EventArray, Events, Holding, HoldingKind, Lock, LockArray,
+    LockGuard, Member, Outcome, Semaphore, SemaphoreArray, ServerInfo, TransportChoice,
+    TransportReport, WaitOptions, Woken,
 };
-pub use error::{Error, Result};
+pub use error::{Error, Parted, Result};
 pub use keyfile::{
     default_path as default_key_path, load as load_key, load_or_create as load_or_create_key,
     path_from_env as key_path_from_env,

@@ -14,6 +14,13 @@ use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
 use bytemuck::{Pod, Zeroable};
 
+mod sync;
+
+pub use sync::{
+    AcquireRecord, BrokenRecord, HoldRecord, MAX_HOLDS, MAX_PEER_BYTES, MAX_WILL, MEMBERS_BYTES,
+    MemberRecord, PartyRecord, peers,
+};
+
 /// The version of the protocol that this code speaks.
 pub const VERSION: u16 = 2;
 
@@ -69,6 +76,22 @@ pub enum Tag {
     List = 5,
     /// Request: nothing. Reply: [`Tag::Info`].
     GetInfo = 6,
+    /// Request: the seat after which to start, 4 bytes. Reply:
+    /// [`Tag::MembersListed`].
+    Members = 7,
+    /// Request: what the session is to be called. Reply: [`Tag::Words`] with none.
+    Join = 8,
+    /// Request: [`OpRecord`]s, or nothing. They are done when the session ends
+    /// without [`Tag::Release`]. Reply: [`Tag::Words`] with none.
+    SetWill = 9,
+    /// Request: [`PartyRecord`]: the session is a party of this barrier. Reply:
+    /// [`Tag::Words`] with none.
+    Party = 10,
+    /// Request: [`PartyRecord`]: who broke this barrier? Reply: [`Tag::Broken`].
+    WhoBroke = 11,
+    /// Request: nothing. Hands over all that the session holds, and its name.
+    /// Reply: [`Tag::Words`] with none.
+    Release = 12,
     /// Asks for RDMA: [`RdmaRecord`] and [`LaneRecord`]s, what the client has.
     /// The id is a wait's, since the answer, [`Tag::RdmaOpened`] or
     /// [`Tag::RdmaRefused`], comes when it comes.
@@ -84,6 +107,12 @@ pub enum Tag {
     Cancel = 17,
     /// The answer to the wait with this id has arrived; the server may forget it.
     WaitDone = 18,
+    /// [`AcquireRecord`]: queues for a lock or a permit. The id is a wait's, and
+    /// so are the answers: [`Tag::Woken`] with the word before when it is had.
+    Acquire = 24,
+    /// Gives up the [`Tag::Acquire`] with this id, and what it was given, if it
+    /// was. Not answered.
+    Forfeit = 25,
     /// "I am here", in both directions.
     Heartbeat = 32,
     /// The client ends its session.
@@ -98,6 +127,13 @@ pub enum Tag {
     Info = 67,
     /// Reply: [`ErrorRecord`]. The request changed nothing.
     Refused = 68,
+    /// Reply: [`MemberRecord`]s, each with its name and [`HoldRecord`]s behind it.
+    MembersListed = 69,
+    /// Reply: [`BrokenRecord`] and the name of who did it, if it is known.
+    Broken = 70,
+    /// [`BrokenRecord`] and a name: the wait with this id has ended because the
+    /// peer of this name is lost.
+    PeerLost = 71,
     /// [`FiredRecord`]s: the wait with this id is over, these cells satisfy it.
     Woken = 80,
     /// [`FiredRecord`]s: the wait with this id was given up; these satisfied it.
@@ -123,11 +159,19 @@ impl Tag {
             4 => Tag::Remove,
             5 => Tag::List,
             6 => Tag::GetInfo,
+            7 => Tag::Members,
+            8 => Tag::Join,
+            9 => Tag::SetWill,
+            10 => Tag::Party,
+            11 => Tag::WhoBroke,
+            12 => Tag::Release,
             16 => Tag::Wait,
             17 => Tag::Cancel,
             18 => Tag::WaitDone,
             19 => Tag::RdmaOpen,
             20 => Tag::RdmaClose,
+            24 => Tag::Acquire,
+            25 => Tag::Forfeit,
             32 => Tag::Heartbeat,
             33 => Tag::Bye,
             64 => Tag::Words,
@@ -135,6 +179,9 @@ impl Tag {
             66 => Tag::Listed,
             67 => Tag::Info,
             68 => Tag::Refused,
+            69 => Tag::MembersListed,
+            70 => Tag::Broken,
+            71 => Tag::PeerLost,
             80 => Tag::Woken,
             81 => Tag::Cancelled,
             82 => Tag::WaitRefused,
@@ -354,8 +401,9 @@ pub struct InfoRecord {
 pub struct WaitHead {
     /// How many of the cells must be satisfied, at least 1.
     pub need: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Bytes of names of peers behind this, in front of the records: a byte
+    /// with the length of the name, and the name, one after another.
+    pub peers: u32,
 }
 
 /// In [`WaitRecord::comparison`]: satisfied if the event is set when the
@@ -524,6 +572,16 @@ pub enum Refusal {
     Catalog(CatalogError),
     /// More cells waited for than a session may.
     TooManyWaits,
+    /// The seat is not that of this session, which may be another one by now.
+    StaleSeat,
+    /// An operand does not belong to this array.
+    BadOperand,
+    /// What the session wants to be called is no name.
+    BadPeer,
+    /// The living session with this seat is called so.
+    NameTaken(u32),
+    /// More parties or bequests than a session may have.
+    TooMuchLeft,
 }
 
 impl Refusal {
@@ -537,6 +595,11 @@ impl Refusal {
             Refusal::TooLarge => (4, [0; 3]),
             Refusal::ReadOnly => (5, [0; 3]),
             Refusal::TooManyWaits => (6, [0; 3]),
+            Refusal::StaleSeat => (32, [0; 3]),
+            Refusal::BadOperand => (33, [0; 3]),
+            Refusal::BadPeer => (34, [0; 3]),
+            Refusal::NameTaken(seat) => (35, [u64::from(*seat), 0, 0]),
+            Refusal::TooMuchLeft => (36, [0; 3]),
             Refusal::Catalog(e) => match e {
                 CatalogError::Name(NameError::Empty) => (16, [0; 3]),
                 CatalogError::Name(NameError::TooLong(n)) => (17, [*n as u64, 0, 0]),
@@ -592,6 +655,11 @@ impl Refusal {
             24 => Refusal::Catalog(CatalogError::TooMany),
             25 => Refusal::Catalog(CatalogError::Param(a)),
             56 => Refusal::Catalog(CatalogError::Unkept(small(a)?.cast_signed())),
+            32 => Refusal::StaleSeat,
+            33 => Refusal::BadOperand,
+            34 => Refusal::BadPeer,
+            35 => Refusal::NameTaken(small(a)?),
+            36 => Refusal::TooMuchLeft,
             _ => return None,
         })
     }
@@ -606,61 +674,4 @@ pub fn op(code: u8) -> Result<Op, Violation> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_a_frame_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            match split(&bytes) {
-                Ok(Some((header, payload))) => {
-                    prop_assert_eq!(payload.len(), header.len as usize);
-                    prop_assert!(bytes.len() >= HEADER + payload.len());
-                }
-                Ok(None) => if let Some(head) = bytes.get(..4) {
-                    let len = u32::from_le_bytes(head.try_into().unwrap()) as usize;
-                    prop_assert!(bytes.len() < HEADER + len);
-                },
-                Err(Violation::TooLong(n)) => prop_assert!(n as usize > MAX_PAYLOAD),
-                Err(other) => prop_assert!(false, "{other}"),
-            }
-        }
-
-        #[test]
-        fn what_is_pushed_is_split_again(id: u64, a in prop::collection::vec(any::<u8>(), 0..60), b in prop::collection::vec(any::<u8>(), 0..60), cut in 0usize..140) {
-            let mut out = Vec::new();
-            push(&mut out, Tag::Wait, id, &[&a, &b]);
-            let (header, payload) = split(&out).unwrap().unwrap();
-            prop_assert_eq!(header, Header::new(Tag::Wait, id, a.len() + b.len()));
-            prop_assert_eq!(payload, [a, b].concat());
-            if cut < out.len() { prop_assert_eq!(split(&out[..cut]).unwrap(), None); }
-        }
-
-        #[test]
-        fn refusals_survive_the_wire(code in 0u16..64, index: u32, detail: [u64; 3]) {
-            let record = ErrorRecord { code, reserved: 0, index, detail };
-            if let Some(refusal) = Refusal::from_record(&record) {
-                let again = Refusal::from_record(&refusal.record(index));
-                prop_assert_eq!(again, Some(refusal));
-            }
-        }
-
-        #[test]
-        fn records_fill_or_fail(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            match records::<OpRecord>(Tag::Ops, &bytes, 5) {
-                Ok(it) => prop_assert_eq!(it.count() * size_of::<OpRecord>(), bytes.len()),
-                Err(_) => prop_assert!(bytes.is_empty() || bytes.len() % 24 != 0 || bytes.len() > 120),
-            }
-        }
-    }
-
-    #[test]
-    fn tags_are_their_codes() {
-        for code in 0..=255u8 {
-            if let Some(tag) = Tag::from_code(code) {
-                assert_eq!(tag as u8, code);
-            }
-        }
-    }
-}
+mod tests;

@@ -1,15 +1,17 @@
 //! What every handle has: an array, and which cell of it.
 
 use super::Client;
+use super::options::WaitOptions;
 use super::select::{Cell, Woken};
 use crate::catalog::Form;
 use crate::cell::Op;
 use crate::error::{Error, Result};
 use crate::layout::Run;
-use crate::transport::tcp::Canceller;
+use crate::transport::tcp::Patience;
 use crate::transport::{CellOp, Failure, Transport};
 use crate::wire::{self, Refusal, WaitRecord};
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::Mutex;
 
 /// An array that the session has open. The one place where row and column
 /// become the place of a cell.
@@ -19,6 +21,9 @@ pub(super) struct Array {
     pub name: String,
     pub form: Form,
     pub number: u16,
+    /// Of barriers: those that the session has said to be a party of, and which
+    /// session that was.
+    pub parties: Mutex<HashMap<u32, u64>>,
 }
 
 impl Drop for Array {
@@ -37,7 +42,7 @@ impl Array {
     }
 
     /// The way to the cells.
-    fn transport(&self) -> &dyn Transport {
+    pub fn transport(&self) -> &dyn Transport {
         &*self.client.core.transport
     }
 
@@ -72,8 +77,7 @@ impl Array {
         &self,
         need: usize,
         records: &[WaitRecord],
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
+        options: &WaitOptions,
         cells: impl Fn(usize) -> (usize, usize),
     ) -> Result<Woken> {
         let total: u64 = records.iter().map(|r| u64::from(r.run.count)).sum();
@@ -89,10 +93,15 @@ impl Array {
             let what = format!("a wait for {need} of {total} cells: from 1 to all are possible");
             return Err(Error::BadSelection { what });
         }
-        let waited = self
-            .transport()
-            .wait(need as u32, records, timeout, cancel)
-            .map_err(|f| self.explain(f, "wait"))?;
+        let (timeout, cancel) = (options.timeout, options.cancel.as_ref());
+        let waited = if options.is_plain() {
+            self.transport().wait(need as u32, records, timeout, cancel)
+        } else {
+            // The server knows who is here, so it is the one to ask.
+            let patience = Patience { timeout, cancel, bound: options.bound };
+            self.client.core.link.wait_for(need as u32, records, options.named()?, &patience)
+        };
+        let waited = waited.map_err(|f| self.explain(f, "wait"))?;
         let fired = waited.fired.into_iter().filter(|(i, _)| u64::from(*i) < total);
         let cells = fired
             .map(|(index, word)| {
@@ -116,7 +125,16 @@ impl Array {
                     addr: self.client.core.link.addr(),
                     what: "this session waits on as many cells as it may".to_owned(),
                 },
-                Refusal::OutOfRange | Refusal::TooLarge => {
+                Refusal::StaleSeat => Error::LeaseLost { what: format!("array {name:?}") },
+                Refusal::TooMuchLeft => Error::Limit {
+                    addr: self.client.core.link.addr(),
+                    what: "this session is a party of as many barriers as it may".to_owned(),
+                },
+                Refusal::OutOfRange
+                | Refusal::TooLarge
+                | Refusal::BadOperand
+                | Refusal::BadPeer
+                | Refusal::NameTaken(_) => {
                     self.client.senseless(&format!("a refusal ({refusal:?})"))
                 }
             },
@@ -128,6 +146,43 @@ impl Array {
 /// the cells are.
 macro_rules! array_handle {
     ($array:ident, $one:ident, $many:ident, $word:literal) => {
+        array_handle!($array, $one, $word);
+
+        impl $array {
+            #[doc = concat!("Every ", $word, ", row by row. No I/O.")]
+            #[must_use]
+            pub fn all(&self) -> $many {
+                $many(Selection::all(&self.array))
+            }
+
+            #[doc = concat!("The ", $word, "s of a row. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn row(&self, row: usize) -> Result<$many> {
+                Selection::row(&self.array, row).map($many)
+            }
+
+            #[doc = concat!("The ", $word, "s of a column. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
+            pub fn column(&self, col: usize) -> Result<$many> {
+                Selection::column(&self.array, col).map($many)
+            }
+
+            #[doc = concat!("Any ", $word, "s, as `(row, column)`, in the order given. No I/O.")]
+            ///
+            /// # Errors
+            /// [`Error::OutOfRange`](crate::Error::OutOfRange),
+            /// [`Error::BadSelection`](crate::Error::BadSelection) for an empty
+            /// list.
+            pub fn cells(&self, cells: &[(usize, usize)]) -> Result<$many> {
+                Selection::list(&self.array, cells).map($many)
+            }
+        }
+    };
+    ($array:ident, $one:ident, $word:literal) => {
         impl $array {
             pub(super) fn new(array: Arc<Array>) -> $array {
                 $array { array }
@@ -167,38 +222,6 @@ macro_rules! array_handle {
             /// [`Error::OutOfRange`](crate::Error::OutOfRange).
             pub fn flat(&self, index: usize) -> Result<$one> {
                 self.at(index / self.cols(), index % self.cols())
-            }
-
-            #[doc = concat!("Every ", $word, ", row by row. No I/O.")]
-            #[must_use]
-            pub fn all(&self) -> $many {
-                $many(Selection::all(&self.array))
-            }
-
-            #[doc = concat!("The ", $word, "s of a row. No I/O.")]
-            ///
-            /// # Errors
-            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-            pub fn row(&self, row: usize) -> Result<$many> {
-                Selection::row(&self.array, row).map($many)
-            }
-
-            #[doc = concat!("The ", $word, "s of a column. No I/O.")]
-            ///
-            /// # Errors
-            /// [`Error::OutOfRange`](crate::Error::OutOfRange).
-            pub fn column(&self, col: usize) -> Result<$many> {
-                Selection::column(&self.array, col).map($many)
-            }
-
-            #[doc = concat!("Any ", $word, "s, as `(row, column)`, in the order given. No I/O.")]
-            ///
-            /// # Errors
-            /// [`Error::OutOfRange`](crate::Error::OutOfRange),
-            /// [`Error::BadSelection`](crate::Error::BadSelection) for an empty
-            /// list.
-            pub fn cells(&self, cells: &[(usize, usize)]) -> Result<$many> {
-                Selection::list(&self.array, cells).map($many)
             }
         }
 

@@ -6,6 +6,7 @@ use super::{Client, Counter, Event};
 use crate::cell::{self, Op};
 use crate::error::{Error, Result};
 use crate::transport::{CellOp, Failure};
+use crate::wire::OpRecord;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -171,6 +172,20 @@ impl Batch {
         self.counter(counter, Op::Xor, mask, 0)
     }
 
+    /// The operations as they go over the wire, and the numbers of their arrays,
+    /// for a will of this client.
+    pub(super) fn as_records(&self, client: &Client) -> Result<(Vec<OpRecord>, Vec<u16>)> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
+        }
+        if !Arc::ptr_eq(&client.core, &self.client.core) {
+            let what = "a will takes only a batch of its own client".to_owned();
+            return Err(Error::BadSelection { what });
+        }
+        let records = self.ops.iter().map(|&op| op.into()).collect();
+        Ok((records, self.arrays.keys().copied().collect()))
+    }
+
     /// Carries all of it out and returns what each operation found, in order.
     /// The batch keeps its operations and can be run again.
     ///
@@ -184,7 +199,14 @@ impl Batch {
         if self.ops.is_empty() {
             return Ok(Vec::new());
         }
-        let words = self.client.core.transport.execute_all(&self.ops).map_err(|f| match f {
+        let words = self.client.core.transport.execute_all(&self.ops);
+        let words = words.map_err(|f| self.explain(f))?;
+        Ok(self.ops.iter().zip(words).map(|(op, word)| Outcome { op: op.op, word }).collect())
+    }
+
+    /// A failure in terms of the operation that met it.
+    pub(super) fn explain(&self, failure: Failure) -> Error {
+        match failure {
             Failure::Error(error) => error,
             Failure::Refused(refusal, index) => {
                 let op = self.ops.get(index as usize);
@@ -195,7 +217,6 @@ impl Batch {
                     None => self.client.senseless("a refusal of an unknown operation"),
                 }
             }
-        })?;
-        Ok(self.ops.iter().zip(words).map(|(op, word)| Outcome { op: op.op, word }).collect())
+        }
     }
 }

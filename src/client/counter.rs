@@ -1,6 +1,7 @@
 //! Counters.
 
 use super::array::{Array, array_handle};
+use super::options::WaitOptions;
 use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op, pack};
 use crate::error::{Error, Result};
@@ -118,6 +119,20 @@ impl Counter {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Option<i64>> {
+        self.wait_until_with_options(comparison, value, &WaitOptions::of(timeout, cancel))
+    }
+
+    /// As [`wait_until`](Self::wait_until), with options, which can name peers.
+    ///
+    /// # Errors
+    /// As [`wait_until`](Self::wait_until), and
+    /// [`Error::PeerLost`](crate::Error::PeerLost).
+    pub fn wait_until_with_options(
+        &self,
+        comparison: Comparison,
+        value: i64,
+        options: &WaitOptions,
+    ) -> Result<Option<i64>> {
         fits(value)?;
         let record = WaitRecord {
             array: self.array.number,
@@ -127,7 +142,7 @@ impl Counter {
             value,
         };
         let here = |_| (self.row, self.col);
-        let woken = self.array.wait(1, &[record], timeout, cancel, here)?;
+        let woken = self.array.wait(1, &[record], options, here)?;
         Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|c| c.value()))
     }
 }
@@ -180,7 +195,7 @@ impl Counters {
         cancel: Option<&Canceller>,
     ) -> Result<Woken> {
         fits(value)?;
-        self.0.wait(need, comparison as u8, value, timeout, cancel)
+        self.0.wait(need, comparison as u8, value, &WaitOptions::of(timeout, cancel))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Events.
 
 use super::array::{Array, array_handle};
+use super::options::WaitOptions;
 use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op};
 use crate::error::Result;
@@ -138,7 +139,7 @@ impl Event {
     /// As [`is_set`](Self::is_set), and
     /// [`Error::Cancelled`](crate::Error::Cancelled).
     pub fn wait_with(&self, timeout: Option<Duration>, cancel: Option<&Canceller>) -> Result<bool> {
-        self.wait_for(UNTIL_SET, 0, timeout, cancel).map(|word| word.is_some())
+        self.wait_with_options(&WaitOptions::of(timeout, cancel))
     }
 
     /// Sleeps until the transition count is another one than `seen`, and
@@ -167,21 +168,26 @@ impl Event {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Option<u64>> {
-        let word = self.wait_for(Comparison::Ne as u8, seen as i64, timeout, cancel)?;
+        let word =
+            self.wait_for(Comparison::Ne as u8, seen as i64, &WaitOptions::of(timeout, cancel))?;
         Ok(word.map(|word| cell::value(word) as u64))
     }
 
-    fn wait_for(
-        &self,
-        comparison: u8,
-        value: i64,
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
-    ) -> Result<Option<u64>> {
+    /// As [`wait`](Self::wait), with options, which can name peers. `false`: the
+    /// time was over.
+    ///
+    /// # Errors
+    /// As [`wait_with`](Self::wait_with), and
+    /// [`Error::PeerLost`](crate::Error::PeerLost).
+    pub fn wait_with_options(&self, options: &WaitOptions) -> Result<bool> {
+        self.wait_for(UNTIL_SET, 0, options).map(|word| word.is_some())
+    }
+
+    fn wait_for(&self, comparison: u8, value: i64, options: &WaitOptions) -> Result<Option<u64>> {
         let run = Run::one(self.offset).into();
         let record = WaitRecord { array: self.array.number, comparison, reserved: 0, run, value };
         let here = |_| (self.row, self.col);
-        let woken = self.array.wait(1, &[record], timeout, cancel, here)?;
+        let woken = self.array.wait(1, &[record], options, here)?;
         Ok(woken.cells().first().map(|c| c.word).filter(|_| woken.is_satisfied()))
     }
 }
@@ -295,7 +301,16 @@ impl Events {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Woken> {
-        self.0.wait_set(need, timeout, cancel)
+        self.wait_with_options(need, &WaitOptions::of(timeout, cancel))
+    }
+
+    /// As [`wait_some`](Self::wait_some), with options, which can name peers.
+    ///
+    /// # Errors
+    /// As [`wait_with`](Self::wait_with), and
+    /// [`Error::PeerLost`](crate::Error::PeerLost).
+    pub fn wait_with_options(&self, need: usize, options: &WaitOptions) -> Result<Woken> {
+        self.0.wait_set(need, options)
     }
 
     /// Sleeps until at least `need` of them have another transition count than
@@ -311,6 +326,6 @@ impl Events {
         cancel: Option<&Canceller>,
     ) -> Result<Woken> {
         let seen: Vec<i64> = seen.iter().map(|&v| v as i64).collect();
-        self.0.wait_changed(need, &seen, timeout, cancel)
+        self.0.wait_changed(need, &seen, &WaitOptions::of(timeout, cancel))
     }
 }

@@ -1,15 +1,26 @@
 //! The client: a session with a server, and handles to its arrays.
 
 mod array;
+mod barrier;
 mod batch;
 mod counter;
 mod event;
+mod lock;
+mod options;
+mod peers;
 mod select;
+mod semaphore;
+mod sync;
 
+pub use barrier::{Barrier, BarrierArray, BarrierWait};
 pub use batch::{Batch, Outcome};
 pub use counter::{Counter, CounterArray, Counters};
 pub use event::{Event, EventArray, Events};
+pub use lock::{Lock, LockArray, LockGuard};
+pub use options::WaitOptions;
+pub use peers::{Holding, HoldingKind, Member};
 pub use select::{Cell, Woken};
+pub use semaphore::{Semaphore, SemaphoreArray};
 
 use crate::addr::DEFAULT_PORT;
 use crate::auth::{Access, Domain, Key, Resume};
@@ -25,7 +36,7 @@ use crate::transport::{Failure, Transport, keeper};
 use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
 use array::Array;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Names the server, as `HOST:PORT`.
@@ -340,6 +351,17 @@ pub struct ArrayInfo {
     pub rows: usize,
     /// Columns.
     pub cols: usize,
+    /// What else belongs to the kind, see [`Form`].
+    pub param: u64,
+}
+
+impl ArrayInfo {
+    /// Kind, shape, and what else belongs to the kind; to be shown.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        let shape = Shape { rows: self.rows as u32, cols: self.cols as u32 };
+        Form { kind: self.kind, shape, param: self.param }
+    }
 }
 
 /// What the server tells of itself.
@@ -410,7 +432,7 @@ impl Client {
     /// [`Error::BadName`], [`Error::BadShape`], [`Error::SegmentFull`],
     /// [`Error::ReadOnly`] if it would have to be created and may not.
     pub fn events(&self, name: &str, rows: usize, cols: usize) -> Result<EventArray> {
-        self.open_or_create(name, Kind::Event, rows, cols).map(EventArray::new)
+        self.open_or_create(name, Kind::Event, rows, cols, 0).map(EventArray::new)
     }
 
     /// Opens an array of counters, or creates it with all of them 0.
@@ -418,7 +440,7 @@ impl Client {
     /// # Errors
     /// As [`events`](Self::events).
     pub fn counters(&self, name: &str, rows: usize, cols: usize) -> Result<CounterArray> {
-        self.open_or_create(name, Kind::Counter, rows, cols).map(CounterArray::new)
+        self.open_or_create(name, Kind::Counter, rows, cols, 0).map(CounterArray::new)
     }
 
     /// Opens an array of events of whatever shape it has.
@@ -557,10 +579,11 @@ impl Client {
         kind: Kind,
         rows: usize,
         cols: usize,
+        param: u64,
     ) -> Result<Arc<Array>> {
         check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })?;
         let shape = shape(name, rows, cols)?;
-        self.open(name, Some(Form { kind, shape, param: 0 }))
+        self.open(name, Some(Form { kind, shape, param }))
     }
 
     fn open_existing(&self, name: &str, kind: Kind) -> Result<Arc<Array>> {
@@ -570,6 +593,9 @@ impl Client {
             let op = match kind {
                 Kind::Event => "set or clear",
                 Kind::Counter => "load or add",
+                Kind::Lock => "lock",
+                Kind::Barrier => "wait at a barrier",
+                Kind::Semaphore => "acquire",
             };
             return Err(Error::WrongKind { name: name.to_owned(), kind: found.form.kind, op });
         }
@@ -591,7 +617,10 @@ impl Client {
         })?;
         let kind = Kind::from_code(record.kind).ok_or_else(|| self.senseless("a kind"))?;
         let shape = Shape { rows: record.rows, cols: record.cols };
-        if shape.cells() == 0 || shape.extent() > crate::layout::MAX_CELLS.into() {
+        if shape.cells() == 0
+            || shape.extent() > crate::layout::MAX_CELLS.into()
+            || kind.first_word(record.param).is_none()
+        {
             return Err(self.senseless("a shape"));
         }
         if let Some(rdma) = &self.core.rdma {
@@ -602,6 +631,7 @@ impl Client {
             name: name.to_owned(),
             form: Form { kind, shape, param: record.param },
             number,
+            parties: Mutex::default(),
         }))
     }
 }
@@ -617,6 +647,7 @@ fn read_list(mut bytes: &[u8]) -> Option<Vec<ArrayInfo>> {
             kind: Kind::from_code(record.kind)?,
             rows: record.rows as usize,
             cols: record.cols as usize,
+            param: record.param,
         });
     }
     Some(arrays)

@@ -1,13 +1,12 @@
 //! Many cells of one array at once.
 
 use super::array::Array;
+use super::options::WaitOptions;
 use crate::cell::{self, Op};
 use crate::error::{Error, Result};
 use crate::layout::Run;
-use crate::transport::tcp::Canceller;
 use crate::wire::{UNTIL_SET, WaitRecord};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A cell that satisfied a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,8 +134,7 @@ impl Selection {
         need: usize,
         comparison: u8,
         value: i64,
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
+        options: &WaitOptions,
     ) -> Result<Woken> {
         let array = self.array.number;
         let records: Vec<WaitRecord> = self
@@ -144,28 +142,17 @@ impl Selection {
             .iter()
             .map(|&run| WaitRecord { array, comparison, reserved: 0, run: run.into(), value })
             .collect();
-        self.array.wait(need, &records, timeout, cancel, |i| self.cell(i))
+        self.array.wait(need, &records, options, |i| self.cell(i))
     }
 
     /// Waits until `need` events are set, or make a transition after this.
-    pub fn wait_set(
-        &self,
-        need: usize,
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
-    ) -> Result<Woken> {
-        self.wait(need, UNTIL_SET, 0, timeout, cancel)
+    pub fn wait_set(&self, need: usize, options: &WaitOptions) -> Result<Woken> {
+        self.wait(need, UNTIL_SET, 0, options)
     }
 
     /// Waits until `need` cells have another value than the one given for
     /// each.
-    pub fn wait_changed(
-        &self,
-        need: usize,
-        seen: &[i64],
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
-    ) -> Result<Woken> {
+    pub fn wait_changed(&self, need: usize, seen: &[i64], options: &WaitOptions) -> Result<Woken> {
         if seen.len() != self.len() {
             let what = format!("{} values seen for {} cells", seen.len(), self.len());
             return Err(Error::BadSelection { what });
@@ -183,6 +170,6 @@ impl Selection {
                 value,
             })
             .collect();
-        self.array.wait(need, &records, timeout, cancel, |i| self.cell(i))
+        self.array.wait(need, &records, options, |i| self.cell(i))
     }
 }

@@ -67,19 +67,19 @@ impl Actor for Segment {
 /// the word was changed under its waiting bit: the caller must ring.
 #[inline]
 pub fn execute<A: Actor>(actor: &A, place: u32, op: Op, a: u64, b: u64) -> (u64, bool) {
-    if op == Op::Add {
-        let old = actor.fetch_add(place, a << 1);
-        return (old, cell::is_waiting(old));
-    }
-    let mut word = actor.load(place);
+    let mut word = if op.adds() { 0 } else { actor.load(place) };
     loop {
         let new = match cell::change(op, word, a, b) {
             Change::None => return (word, false),
             Change::Swap(new) => new,
-            Change::Add(_) => unreachable!("only Add adds, and it was done above"),
+            // Whatever the word is.
+            Change::Add(delta) => {
+                let old = actor.fetch_add(place, delta);
+                return (old, cell::must_ring(op, old, b));
+            }
         };
         match actor.compare_exchange(place, word, new) {
-            Ok(old) => return (old, cell::is_waiting(old)),
+            Ok(old) => return (old, cell::must_ring(op, old, b)),
             Err(found) => word = found,
         }
     }

@@ -5,28 +5,37 @@
 //! belongs. Tests drive it by hand.
 //!
 //! It may be driven by several threads at once. Locks are taken in the order
-//! session, catalog, then parking or journal; the table of sessions is always the last one and
-//! held for a moment. Cells need no lock.
+//! session, catalog, then parking or journal, peers; the table of sessions is
+//! always the last one and held for a moment. Cells need no lock.
+//!
+//! A session ends in two steps. First it is over: its waits are gone, nothing of
+//! it is carried out any more, and it stands in [`Out::ended`]. Then the driver
+//! takes away what its client could reach the cells by, and calls
+//! [`Engine::settle`], which frees what it held and tells those who rely on it.
 
 mod actor;
 mod journal;
 mod parking;
+mod peers;
 mod request;
 mod session;
+mod sync;
 #[cfg(test)]
 mod tests;
 
 pub use actor::Actor;
 pub use journal::Journal;
+pub use peers::{Gone, Way};
 pub use request::Next;
 pub use session::Route;
 
 use actor::replace;
+use peers::{Member, Peers};
 use session::Session;
 
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form};
-use crate::wire::{self, FiredRecord, Refusal, Tag};
+use crate::wire::{self, BrokenRecord, FiredRecord, Refusal, Tag};
 use parking::{Done, Ended, Parking};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,7 +51,8 @@ pub struct Out {
     pub mail: Vec<(Route, Vec<u8>)>,
     /// Connections to close: their session has ended or moved elsewhere.
     pub close: Vec<Route>,
-    /// Sessions that have ended.
+    /// Sessions that have ended, to be given to [`Engine::settle`] when their
+    /// clients cannot reach the cells by themselves any more.
     pub ended: Vec<u64>,
 }
 
@@ -73,6 +83,8 @@ pub struct Attached {
     pub id: u64,
     /// Whether it lived before.
     pub resumed: bool,
+    /// Its seat.
+    pub seat: u32,
 }
 
 /// The server's mind. See the [module](self).
@@ -87,6 +99,7 @@ pub struct Engine<A> {
     /// Waits that are parked, so that nobody needs the lock to see that there
     /// is nothing to sweep.
     parked: AtomicUsize,
+    peers: Mutex<Peers>,
     sessions: Mutex<HashMap<u64, SharedSession>>,
     /// Where arrays are noted, if they are to outlive the engine.
     journal: Option<Mutex<Box<dyn Journal>>>,
@@ -122,6 +135,7 @@ impl<A: Actor> Engine<A> {
             catalog: RwLock::new(catalog),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
+            peers: Mutex::default(),
             sessions: Mutex::default(),
             journal: None,
         }
@@ -171,18 +185,23 @@ impl<A: Actor> Engine<A> {
             // It may have ended between the look into the table and the lock.
             if locked.access == newcomer.access && !locked.ended {
                 out.close.extend(locked.route.replace(newcomer.route));
-                locked.last_heard = now;
+                locked.hear(now);
                 lock(&self.parking).reroute(id, Some(newcomer.route));
+                let seat = locked.seat;
                 drop(locked);
-                return Attached { session, id, resumed: true };
+                return Attached { session, id, resumed: true, seat };
             }
         }
         let id = newcomer.fresh;
         let mut session = Session::new(id, newcomer.access, newcomer.next_request, now);
         session.route = Some(newcomer.route);
+        let member = Member::new(id, newcomer.access == Access::ReadOnly, now);
+        session.heard = member.heard.clone();
+        session.seat = lock(&self.peers).sit_down(member);
+        let seat = session.seat;
         let session = Arc::new(Mutex::new(session));
         lock(&self.sessions).insert(id, session.clone());
-        Attached { session, id, resumed: false }
+        Attached { session, id, resumed: false, seat }
     }
 
     /// The connection `route` of a session is gone. The session lives on until
@@ -198,13 +217,22 @@ impl<A: Actor> Engine<A> {
     /// Ends a session: its waits are taken off their cells, and nothing of it
     /// can be resumed. A frame that a connection of it still holds finds it
     /// ended, and is not carried out.
-    fn end(&self, session: &mut Session, out: &mut Out) {
+    fn end(&self, session: &mut Session, how: Gone, out: &mut Out) {
         out.ended.push(session.id);
         session.ended = true;
         lock(&self.sessions).remove(&session.id);
+        let mut done = Vec::new();
         let mut parking = lock(&self.parking);
-        parking.end_session(&self.actor, session.id);
+        if let Some(member) = lock(&self.peers).at(session.seat) {
+            member.gone = Some(how);
+            member.may_hold = session.may_hold;
+            let waits_at = |place: &&u32| parking.is_parked_on(session.id, **place);
+            member.arrived = member.parties.iter().filter(waits_at).copied().collect();
+        }
+        parking.end_session(&self.actor, session.id, &mut done);
         self.count(&parking);
+        drop(parking);
+        deliver(done, out);
     }
 
     /// To be called now and then: ends the sessions whose lease is over.
@@ -221,7 +249,7 @@ impl<A: Actor> Engine<A> {
             }
             tracing::info!(session = session.id, "the lease of a session is over");
             out.close.extend(session.route);
-            self.end(&mut session, out);
+            self.end(&mut session, Gone::Silent, out);
         }
     }
 
@@ -255,7 +283,7 @@ impl<A: Actor> Engine<A> {
     pub fn forget(&self, session: &mut Session, out: &mut Out) {
         out.reply.clear();
         out.close.extend(session.route);
-        self.end(session, out);
+        self.end(session, Gone::Closed, out);
     }
 
     /// Whether this session lives.
@@ -289,6 +317,18 @@ fn push_ended(out: &mut Vec<u8>, wait: u64, ended: &Ended) {
     let (tag, fired) = match ended {
         Ended::Satisfied(fired) => (Tag::Woken, fired),
         Ended::Cancelled(fired) => (Tag::Cancelled, fired),
+        Ended::Granted(grant) => {
+            let record = FiredRecord { index: 0, reserved: 0, word: grant.word };
+            wire::push(out, Tag::Woken, wait, &[bytemuck::bytes_of(&record)]);
+            return;
+        }
+        Ended::PeerLost(peer, loss) => {
+            let ago_ms = u64::try_from(loss.ago.as_millis()).unwrap_or(u64::MAX);
+            let record = BrokenRecord { how: loss.how as u8, reserved: [0; 7], ago_ms };
+            let parts = [bytemuck::bytes_of(&record), peer.as_bytes()];
+            wire::push(out, Tag::PeerLost, wait, &parts);
+            return;
+        }
         Ended::Removed => {
             let record = Refusal::NoArray.record(0);
             wire::push(out, Tag::WaitRefused, wait, &[bytemuck::bytes_of(&record)]);

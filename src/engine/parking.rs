@@ -13,15 +13,23 @@
 //! 4. A mutator can die between its change and its ring. [`Parking::sweep`]
 //!    finds what it left: a satisfied waiter, or a missing bit.
 //!
+//! Who claims a lock or a permit queues in the same lists: [`Parking::acquire`].
+//! A claim does not only look at the word, it changes it, in the order in which
+//! they came; and those who change such a cell leave the waiting bit, so that
+//! nobody takes it past the queue.
+//!
 //! `&mut self` stands for the lock around the table: `wait` keeps it from the
 //! bit to the entry, so a ring for the bit finds the entry. Nothing here knows
 //! a thread or a clock.
 
 use super::actor::Actor;
+use super::peers::Loss;
 use super::session::Route;
+use crate::cell::sync::Claim;
 use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Most cells that the waits of one session may have at once: those that they
 /// are parked on, and those in answers that are not yet acknowledged.
@@ -68,15 +76,44 @@ pub enum Ended {
     Cancelled(Vec<Fired>),
     /// A cell of it is gone with its array.
     Removed,
+    /// It was a claim, and is met.
+    Granted(Grant),
+    /// A peer that it named is lost.
+    PeerLost(Arc<str>, Loss),
+}
+
+/// A claim that was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The cell; `None`: its array was removed since.
+    place: Option<u32>,
+    claim: Claim,
+    /// The word before.
+    pub word: u64,
 }
 
 impl Ended {
-    /// The cells that satisfied the wait.
-    fn fired(&self) -> &[Fired] {
+    /// How many cells the answer names.
+    fn cells(&self) -> usize {
         match self {
-            Ended::Satisfied(fired) | Ended::Cancelled(fired) => fired,
-            Ended::Removed => &[],
+            Ended::Satisfied(fired) | Ended::Cancelled(fired) => fired.len(),
+            Ended::Granted(_) => 1,
+            Ended::Removed | Ended::PeerLost(..) => 0,
         }
+    }
+}
+
+/// What a waiter wants of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    When(Condition),
+    Claim(Claim),
+}
+
+impl Want {
+    /// Whether a cell that holds `word` satisfies it. A claim must be met first.
+    fn holds(self, word: u64) -> bool {
+        matches!(self, Want::When(condition) if condition.holds(word))
     }
 }
 
@@ -100,9 +137,20 @@ pub struct TooMany;
 struct Waiter {
     id: WaitId,
     need: usize,
-    /// Conditions with their starting value filled in.
-    targets: Box<[(u32, Condition)]>,
+    /// Conditions with their starting value filled in, or one claim.
+    targets: Box<[(u32, Want)]>,
     fired: Vec<Fired>,
+    /// The peers that it names.
+    peers: Box<[Arc<str>]>,
+}
+
+impl Waiter {
+    fn claim(&self) -> Option<Claim> {
+        match self.targets.first() {
+            Some((_, Want::Claim(claim))) => Some(*claim),
+            _ => None,
+        }
+    }
 }
 
 /// One target of one waiter, in the list of its cell.
@@ -127,12 +175,16 @@ struct SessionWaits {
     cells: usize,
 }
 
+mod claims;
+
 /// The table of waiters.
 #[derive(Debug, Default)]
 pub struct Parking {
     waiters: Slab<Waiter>,
     cells: HashMap<u32, Vec<Parked>>,
     sessions: HashMap<u64, SessionWaits>,
+    /// Who names a peer.
+    watchers: HashMap<Arc<str>, Vec<usize>>,
 }
 
 impl Parking {
@@ -190,7 +242,7 @@ impl Parking {
             if holds {
                 fired.push(Fired { index: index as u32, word });
             }
-            settled.push((target.place, condition));
+            settled.push((target.place, Want::When(condition)));
         }
         let session = self.sessions.entry(id.session).or_default();
         session.route = route;
@@ -207,7 +259,9 @@ impl Parking {
             return Ok(Some(ended));
         }
         let already: Vec<u32> = fired.iter().map(|f| f.index).collect();
-        let key = self.waiters.insert(Waiter { id, need, targets: settled.into(), fired });
+        let targets_of = settled.into();
+        let waiter = Waiter { id, need, targets: targets_of, fired, peers: Box::default() };
+        let key = self.waiters.insert(waiter);
         session.waits.insert(id.wait, State::Parked(key));
         let mut already = already.into_iter().peekable();
         for index in 0..targets.len() as u32 {
@@ -240,7 +294,7 @@ impl Parking {
         if let Some(session) = self.sessions.get_mut(&id.session)
             && let Some(State::Ended(ended)) = session.waits.get(&id.wait)
         {
-            session.cells -= ended.fired().len();
+            session.cells -= ended.cells();
             session.waits.remove(&id.wait);
             self.drop_if_idle(id.session);
         }
@@ -267,15 +321,24 @@ impl Parking {
         }
     }
 
-    /// Gives up and forgets all waits of a session.
-    pub fn end_session<A: Actor>(&mut self, actor: &A, session: u64) {
+    /// Gives up and forgets all waits of a session. A permit that it was given
+    /// and has not said to have got goes back; its locks are found by its seat.
+    pub fn end_session<A: Actor>(&mut self, actor: &A, session: u64, done: &mut Vec<Done>) {
         let Some(waits) = self.sessions.remove(&session) else {
             return;
         };
+        let mut granted = Vec::new();
         for state in waits.waits.into_values() {
-            if let State::Parked(key) = state {
-                self.unpark(actor, key);
+            match state {
+                State::Parked(key) => drop(self.unpark(actor, key)),
+                State::Ended(Ended::Granted(grant)) if grant.claim == Claim::Permit => {
+                    granted.push(grant);
+                }
+                State::Ended(_) => {}
             }
+        }
+        for grant in granted {
+            self.give_back(actor, grant, done);
         }
     }
 
@@ -297,6 +360,15 @@ impl Parking {
             let satisfied = self.look(actor, key);
             let how = |fired| if satisfied { Ended::Satisfied(fired) } else { Ended::Removed };
             done.extend(self.end(actor, key, how));
+        }
+        let states = self.sessions.values_mut().flat_map(|s| s.waits.values_mut());
+        for state in states {
+            if let State::Ended(Ended::Granted(grant)) = state
+                && grant.place.is_some_and(|place| cells.contains(&place))
+            {
+                // Its cell may be another array's soon.
+                grant.place = None;
+            }
         }
     }
 
@@ -320,6 +392,25 @@ impl Parking {
                 }
                 false
             });
+            // Then the first claim: only its turn has come.
+            let first = parked.iter().position(|p| waiters[p.waiter].claim().is_some());
+            let next = first.and_then(|at| {
+                let next = waiters[parked[at].waiter].claim()?.take(word)?;
+                Some((at, next))
+            });
+            if let Some((at, next)) = next {
+                // The bit stays meanwhile: nobody must overtake the others.
+                if actor.compare_exchange(place, word, next | WAITING).is_ok() {
+                    let Parked { waiter, index } = parked.remove(at);
+                    waiters[waiter].fired.push(Fired { index, word });
+                    complete.push(waiter);
+                    if parked.is_empty() {
+                        self.cells.remove(&place);
+                        self.clear_bit(actor, place);
+                    }
+                }
+                continue;
+            }
             let rest = !parked.is_empty();
             if !rest {
                 self.cells.remove(&place);
@@ -336,7 +427,14 @@ impl Parking {
             }
         }
         for key in complete {
-            done.extend(self.end(actor, key, Ended::Satisfied));
+            let claim = self.waiters.get(key).and_then(Waiter::claim);
+            let how = |fired: Vec<Fired>| match (claim, fired.as_slice()) {
+                (Some(claim), &[Fired { word, .. }]) => {
+                    Ended::Granted(Grant { place: Some(place), claim, word })
+                }
+                _ => Ended::Satisfied(fired),
+            };
+            done.extend(self.end(actor, key, how));
         }
     }
 
@@ -349,10 +447,17 @@ impl Parking {
             .iter()
             .filter(|(place, parked)| {
                 let word = actor.load(**place);
+                let mut wants =
+                    parked.iter().map(|p| self.waiters[p.waiter].targets[p.index as usize].1);
+                // All claims of a cell are alike: none can be met if the first
+                // cannot.
+                let first = wants.clone().find_map(|want| match want {
+                    Want::Claim(claim) => Some(claim),
+                    Want::When(_) => None,
+                });
                 !cell::is_waiting(word)
-                    || parked
-                        .iter()
-                        .any(|p| self.waiters[p.waiter].targets[p.index as usize].1.holds(word))
+                    || first.is_some_and(|claim| claim.take(word).is_some())
+                    || wants.any(|want| want.holds(word))
             })
             .map(|(place, _)| *place)
             .collect();
@@ -404,7 +509,7 @@ impl Parking {
         let ended = how(waiter.fired);
         let session = self.sessions.get_mut(&waiter.id.session)?;
         // Never more than it had: what has fired was a target.
-        session.cells -= waiter.targets.len() - ended.fired().len();
+        session.cells -= waiter.targets.len() - ended.cells();
         let kept = State::Ended(ended.clone());
         session.waits.insert(waiter.id.wait, kept);
         Some(Done { id: waiter.id, route: session.route, ended })
@@ -453,6 +558,7 @@ impl Parking {
                 self.clear_bit(actor, place);
             }
         }
+        self.unwatch(key, &waiter.peers);
         Some(waiter)
     }
 

@@ -2,11 +2,12 @@
 
 use super::actor::{Actor, execute, replace};
 use super::parking::{Target, WaitId};
+use super::peers::Gone;
 use super::session::{Arrival, Session};
 use super::{Done, Engine, Out, deliver, lock, push_ended};
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form, Kind};
-use crate::cell::{Condition, Op, TOMBSTONE, pack};
+use crate::cell::{Condition, Op, TOMBSTONE, pack, sync};
 use crate::layout::{Run, Shape};
 use crate::wire::{
     self, Header, InfoRecord, ListRecord, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord,
@@ -38,16 +39,16 @@ pub enum Next {
 /// have large replies, and they must not pile up faster than they are sent.
 pub const ENOUGH: usize = 1 << 20;
 
-type Refused = (Refusal, u32);
-type Catalogued<'e> = RwLockReadGuard<'e, Catalog>;
+pub(super) type Refused = (Refusal, u32);
+pub(super) type Catalogued<'e> = RwLockReadGuard<'e, Catalog>;
 
 /// What one call of [`Engine::handle`] gathers on the way.
 #[derive(Default)]
-struct Gathered {
+pub(super) struct Gathered {
     /// Cells changed under their waiting bit.
-    rung: Vec<u32>,
+    pub rung: Vec<u32>,
     /// Waits that have ended by other means.
-    done: Vec<Done>,
+    pub done: Vec<Done>,
     /// The client said goodbye.
     bye: bool,
     /// A frame that is the driver's to answer.
@@ -74,7 +75,7 @@ impl<A: Actor> Engine<A> {
         if session.ended {
             return (0, Ok(Next::Close));
         }
-        session.last_heard = now;
+        session.hear(now);
         let mut gathered = Gathered::default();
         let mut used = 0;
         let result = loop {
@@ -109,7 +110,8 @@ impl<A: Actor> Engine<A> {
         }
         deliver(gathered.done, out);
         if gathered.bye {
-            self.end(session, out);
+            let how = if session.released { Gone::Released } else { Gone::Closed };
+            self.end(session, how, out);
         }
         (used, result)
     }
@@ -137,6 +139,17 @@ impl<A: Actor> Engine<A> {
         match tag {
             Tag::Ops | Tag::Runs | Tag::Open | Tag::Remove | Tag::List | Tag::GetInfo => {
                 self.request(session, tag, header, payload, out, gathered)
+            }
+            Tag::Members | Tag::Join | Tag::SetWill | Tag::Party | Tag::WhoBroke | Tag::Release => {
+                self.request(session, tag, header, payload, out, gathered)
+            }
+            Tag::Acquire => self.acquire(session, header.id, payload, out),
+            Tag::Forfeit => {
+                let id = WaitId { session: session.id, wait: header.id };
+                let mut parking = lock(&self.parking);
+                parking.forfeit(&self.actor, id, &mut gathered.done);
+                self.count(&parking);
+                Ok(())
             }
             Tag::Wait => self.wait(session, header.id, payload, out),
             Tag::Cancel => {
@@ -181,7 +194,7 @@ impl<A: Actor> Engine<A> {
         // A frame of operations counts as reading only if all of them are;
         // for one that was seen before, the kept reply tells.
         let reads = match tag {
-            Tag::List | Tag::GetInfo => true,
+            Tag::List | Tag::GetInfo | Tag::Members | Tag::WhoBroke => true,
             Tag::Runs => wire::op(wire::take::<RunsHead>(tag, payload)?.0.op)?.is_read(),
             Tag::Ops => {
                 let records = wire::records::<OpRecord>(tag, payload, wire::MAX_OPS)?;
@@ -209,7 +222,8 @@ impl<A: Actor> Engine<A> {
             Tag::Open => self.open_for(session, header.id, payload, out)?,
             Tag::Remove => self.remove(session, header.id, payload, out, gathered)?,
             Tag::List => self.list(header.id, payload, out)?,
-            _ => self.info(header.id, payload, out)?,
+            Tag::GetInfo => self.info(header.id, payload, out)?,
+            _ => self.peer_request(session, tag, header.id, payload, out, gathered)?,
         };
         if let Err((refusal, index)) = result {
             let record = refusal.record(index);
@@ -228,7 +242,7 @@ impl<A: Actor> Engine<A> {
         Ok(())
     }
 
-    fn catalogued(&self) -> Catalogued<'_> {
+    pub(super) fn catalogued(&self) -> Catalogued<'_> {
         self.catalog.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -249,7 +263,7 @@ impl<A: Actor> Engine<A> {
         for (index, record) in records.clone().enumerate() {
             let op = wire::op(record.op)?;
             if let Err(refusal) = check(session, op, record.array, Run::one(record.offset))
-                .and_then(|_| check_operands(op, record.a, record.b))
+                .and_then(|entry| check_operands(session, entry, op, record.a, record.b))
             {
                 return Ok(Err((refusal, index as u32)));
             }
@@ -423,6 +437,7 @@ impl<A: Actor> Engine<A> {
         // array before the last waiter has left them.
         let mut parking = lock(&self.parking);
         let cells = entry.base..entry.base + entry.extent;
+        lock(&self.peers).remove_cells(&cells);
         parking.remove_cells(&self.actor, cells, &mut gathered.done);
         self.count(&parking);
         drop(parking);
@@ -506,6 +521,7 @@ impl<A: Actor> Engine<A> {
         out: &mut Out,
     ) -> Result<(), Violation> {
         let (head, rest) = wire::take::<WaitHead>(Tag::Wait, payload)?;
+        let (peers, rest) = wire::peers(Tag::Wait, head.peers, rest)?;
         let records = wire::records::<WaitRecord>(Tag::Wait, rest, wire::MAX_WAIT_CELLS)?;
         let id = WaitId { session: session.id, wait };
         let _catalog = self.catalogued();
@@ -528,7 +544,11 @@ impl<A: Actor> Engine<A> {
             if need == 0 || need > targets.len() {
                 return Err(Violation::Field("need"));
             }
-            parking.wait(&self.actor, id, session.route, need, &targets)
+            let answer = parking.wait(&self.actor, id, session.route, need, &targets);
+            match answer {
+                Ok(None) if !peers.is_empty() => Ok(self.watch(&mut parking, session, id, &peers)),
+                other => other,
+            }
         };
         self.count(&parking);
         match answer {
@@ -570,7 +590,12 @@ fn targets(
 
 /// Whether the session may do this to these cells of the array.
 #[inline]
-fn check(session: &Session, op: Op, array: u16, run: Run) -> Result<&Arc<Entry>, Refusal> {
+pub(super) fn check(
+    session: &Session,
+    op: Op,
+    array: u16,
+    run: Run,
+) -> Result<&Arc<Entry>, Refusal> {
     let entry = session.binding(array).ok_or(Refusal::NoArray)?;
     if !op.is_read() {
         if session.access == Access::ReadOnly {
@@ -578,6 +603,9 @@ fn check(session: &Session, op: Op, array: u16, run: Run) -> Result<&Arc<Entry>,
         }
         let wants = match op {
             Op::Set | Op::Clear | Op::Take => Kind::Event,
+            Op::Acquire | Op::Release => Kind::Lock,
+            Op::Arrive | Op::Break | Op::Reset => Kind::Barrier,
+            Op::Down | Op::Up => Kind::Semaphore,
             _ => Kind::Counter,
         };
         if entry.form.kind != wants {
@@ -590,17 +618,32 @@ fn check(session: &Session, op: Op, array: u16, run: Run) -> Result<&Arc<Entry>,
     Ok(entry)
 }
 
+/// Whether these are operands of the operation on this array.
 #[inline]
-fn check_operands(op: Op, a: u64, b: u64) -> Result<(), Refusal> {
+pub(super) fn check_operands(
+    session: &Session,
+    entry: &Entry,
+    op: Op,
+    a: u64,
+    b: u64,
+) -> Result<(), Refusal> {
     let fits = |v: u64| pack(v as i64).is_some();
-    if op.is_read() || fits(a) && (op != Op::CompareExchange || fits(b)) {
-        return Ok(());
-    }
-    Err(Refusal::TooLarge)
+    let (fine, otherwise) = match op {
+        Op::Acquire => (a == u64::from(session.seat), Refusal::StaleSeat),
+        Op::Release => (b == u64::from(session.seat), Refusal::StaleSeat),
+        Op::Arrive | Op::Break | Op::Reset => (b == entry.form.param, Refusal::BadOperand),
+        Op::Up => {
+            let (_, bound) = sync::permits(entry.form.param);
+            (a >= 1 && b == bound, Refusal::BadOperand)
+        }
+        Op::CompareExchange => (fits(a) && fits(b), Refusal::TooLarge),
+        _ => (op.is_read() || fits(a), Refusal::TooLarge),
+    };
+    if fine { Ok(()) } else { Err(otherwise) }
 }
 
 /// Enters the length of a frame whose payload was appended behind its header.
-fn finish_words(out: &mut [u8], head: usize) {
+pub(super) fn finish_words(out: &mut [u8], head: usize) {
     let len = (out.len() - head - wire::HEADER) as u32;
     out[head..head + 4].copy_from_slice(&len.to_le_bytes());
 }

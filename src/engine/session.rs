@@ -1,11 +1,13 @@
 //! One authenticated client: what it is called, what it has open, and the
 //! replies that it may ask for again.
 
+use super::peers::nanos;
 use crate::auth::Access;
-use crate::catalog::Entry;
+use crate::catalog::{Entry, Kind};
 use crate::wire::{MAX_ARRAYS_OPEN, MAX_UNANSWERED, MAX_UNANSWERED_BYTES, Violation};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Where the frames for a session go. The engine passes it on and never looks
@@ -49,6 +51,14 @@ pub struct Session {
     pub last_heard: Duration,
     /// It is over: said goodbye, or silent for too long.
     pub ended: bool,
+    /// Its place among the peers, 0 if there was none left.
+    pub seat: u32,
+    /// The same as `last_heard`, for those who only list it.
+    pub heard: Arc<AtomicU64>,
+    /// It has handed over what it held: its end is no loss.
+    pub released: bool,
+    /// It has had an array of locks open.
+    pub may_hold: bool,
     last_request: u64,
     replies: VecDeque<(u64, Reply)>,
     reply_bytes: usize,
@@ -65,11 +75,23 @@ impl Session {
             route: None,
             last_heard: now,
             ended: false,
+            seat: 0,
+            heard: Arc::default(),
+            released: false,
+            may_hold: false,
             last_request: next_request.saturating_sub(1),
             replies: VecDeque::new(),
             reply_bytes: 0,
             bindings: Vec::new(),
         }
+    }
+
+    /// Its client gave a sign.
+    #[inline]
+    pub fn hear(&mut self, now: Duration) {
+        self.last_heard = now;
+        // Relaxed: a time for people to read.
+        self.heard.store(nanos(now), Ordering::Relaxed);
     }
 
     /// The array that the client calls by this number, if it is alive.
@@ -93,6 +115,7 @@ impl Session {
             self.bindings.reserve_exact(number + 1 - self.bindings.len());
             self.bindings.resize(number + 1, None);
         }
+        self.may_hold |= entry.as_ref().is_some_and(|e| e.form.kind == Kind::Lock);
         self.bindings[number] = entry;
         Ok(())
     }

@@ -111,6 +111,7 @@ impl Worker {
             session: attached.id,
             capacity: self.shared.capacity.into(),
             lease_ms: self.shared.lease.as_millis() as u64,
+            seat: attached.seat,
         };
         let bytes = handshake.welcome(proven, &welcome, &self.shared.keys);
         self.clients[key].phase = Phase::Open { session: attached.session, id: attached.id };

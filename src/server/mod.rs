@@ -77,7 +77,7 @@ pub struct ServerBuilder {
     rdma: RdmaChoice,
     cpu_domain: bool,
     break_domain_rule: bool,
-    arrays: Vec<(String, Kind, usize, usize)>,
+    arrays: Vec<(String, Kind, usize, usize, u64)>,
 }
 
 /// Whether a server offers RDMA.
@@ -175,8 +175,22 @@ impl ServerBuilder {
     /// Creates an array before any client is let in, so that none that comes
     /// early misses it.
     #[must_use]
-    pub fn array(mut self, name: &str, kind: Kind, rows: usize, cols: usize) -> ServerBuilder {
-        self.arrays.push((name.to_owned(), kind, rows, cols));
+    pub fn array(self, name: &str, kind: Kind, rows: usize, cols: usize) -> ServerBuilder {
+        self.array_with(name, kind, rows, cols, 0)
+    }
+
+    /// As [`array`](Self::array), with what else belongs to the kind, see
+    /// [`Form::param`]: barriers and semaphores need it.
+    #[must_use]
+    pub fn array_with(
+        mut self,
+        name: &str,
+        kind: Kind,
+        rows: usize,
+        cols: usize,
+        param: u64,
+    ) -> ServerBuilder {
+        self.arrays.push((name.to_owned(), kind, rows, cols, param));
         self
     }
 
@@ -240,8 +254,8 @@ impl ServerBuilder {
         // From here on dropping the server ends what has been started.
         let threads = Vec::new();
         let mut server = Server { shared: shared.clone(), addrs, origin, threads, keeper: None };
-        for (name, kind, rows, cols) in self.arrays {
-            server.create(&name, kind, rows, cols)?;
+        for (name, kind, rows, cols, param) in self.arrays {
+            server.create_with(&name, kind, rows, cols, param)?;
         }
         let mut listeners = Some(listeners);
         for (index, poll) in polls.into_iter().enumerate() {
@@ -366,7 +380,24 @@ impl Server {
     /// # Errors
     /// As [`Client::events`](crate::Client::events).
     pub fn create(&self, name: &str, kind: Kind, rows: usize, cols: usize) -> Result<bool> {
-        let form = Form { kind, shape: shape(name, rows, cols)?, param: 0 };
+        self.create_with(name, kind, rows, cols, 0)
+    }
+
+    /// As [`create`](Self::create), with what else belongs to the kind, see
+    /// [`Form::param`]: barriers and semaphores need it.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); [`Error::BadSetting`] for a parameter that no
+    /// array of this kind can have.
+    pub fn create_with(
+        &self,
+        name: &str,
+        kind: Kind,
+        rows: usize,
+        cols: usize,
+        param: u64,
+    ) -> Result<bool> {
+        let form = Form { kind, shape: shape(name, rows, cols)?, param };
         self.shared
             .engine
             .open(name, form)

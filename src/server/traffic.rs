@@ -3,7 +3,7 @@
 use super::connection::Phase;
 use super::loopback::take_unclear;
 use super::worker::{Mail, READS_IN_TURN, Worker};
-use crate::engine::{Next, lock};
+use crate::engine::{Next, Way, lock};
 use crate::wire::{self, Tag};
 use std::io;
 
@@ -20,6 +20,7 @@ impl Worker {
         }
         for session in broken {
             rdma.close(session);
+            self.shared.engine.set_way(session, Way::Tcp);
             self.shared.engine.repeat(session, &mut self.out);
         }
         self.post_out();
@@ -40,6 +41,7 @@ impl Worker {
             }
             (Some(rdma), Tag::RdmaClose) => {
                 rdma.close(number);
+                self.shared.engine.set_way(number, Way::Tcp);
                 wire::push(&mut answer, Tag::RdmaRefused, id, &[b"given up"]);
                 self.shared.engine.repeat(number, &mut self.out);
                 self.post_out();
@@ -51,6 +53,9 @@ impl Worker {
                     (payload.to_vec(), self.route(key, serial), self.index);
                 let connect = move || {
                     let made = rdma.connect(number, access, &offer, local);
+                    if made.is_ok() {
+                        shared.engine.set_way(number, Way::Rdma);
+                    }
                     if !shared.engine.has(number) {
                         rdma.close(number);
                     }
@@ -78,9 +83,12 @@ impl Worker {
     /// out together, so that many wake-ups for one client are one write.
     pub(super) fn post_out(&mut self) {
         for session in std::mem::take(&mut self.out.ended) {
+            // First of all: what it holds must not be freed while its client can
+            // still change cells.
             if let Some(rdma) = &self.shared.rdma {
                 rdma.close(session);
             }
+            self.shared.engine.settle(session, self.shared.now(), &mut self.out);
         }
         for route in std::mem::take(&mut self.out.close) {
             let worker = (route >> 56) as usize;

@@ -244,6 +244,7 @@ impl Worker {
                     self.shared.engine.repeat(session, &mut self.out);
                 }
             }
+            self.shared.engine.tidy(&mut self.out);
             self.post_out();
         }
     }

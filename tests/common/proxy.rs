@@ -25,6 +25,7 @@ pub struct Proxy {
     connections: Arc<AtomicUsize>,
     sent_down: Arc<AtomicUsize>,
     sent_up: Arc<AtomicUsize>,
+    held: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -37,7 +38,9 @@ impl Proxy {
             connections: Arc::default(),
             sent_down: Arc::default(),
             sent_up: Arc::default(),
+            held: Arc::default(),
         };
+        let held = proxy.held.clone();
         let (stopped, connections) = (proxy.stopped.clone(), proxy.connections.clone());
         let (up, down) = (proxy.sent_up.clone(), proxy.sent_down.clone());
         let cuts = Mutex::new(cuts.into_iter());
@@ -59,8 +62,9 @@ impl Proxy {
                 };
                 let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 let (up, down) = (up.clone(), down.clone());
-                thread::spawn(move || forward(client, server, up_limit, &up));
-                thread::spawn(move || forward(ends.1, ends.0, down_limit, &down));
+                let holds = (held.clone(), held.clone());
+                thread::spawn(move || forward(client, server, up_limit, &up, &holds.0));
+                thread::spawn(move || forward(ends.1, ends.0, down_limit, &down, &holds.1));
             }
         });
         proxy
@@ -68,6 +72,12 @@ impl Proxy {
 
     pub fn addr(&self) -> String {
         self.addr.to_string()
+    }
+
+    /// Lets nothing through for a while, and keeps it: both ends find the
+    /// connection silent.
+    pub fn hold(&self, yes: bool) {
+        self.held.store(yes, Ordering::Relaxed);
     }
 
     /// How many connections there have been.
@@ -88,12 +98,22 @@ impl Drop for Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, limit: usize, count: &AtomicUsize) {
+fn forward(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    limit: usize,
+    count: &AtomicUsize,
+    held: &AtomicBool,
+) {
     let mut left = limit;
     let mut buffer = [0; 16384];
     while left > 0 {
         let most = left.min(buffer.len());
-        match from.read(&mut buffer[..most]) {
+        let read = from.read(&mut buffer[..most]);
+        while held.load(Ordering::Relaxed) {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        match read {
             Ok(n) if n > 0 && to.write_all(&buffer[..n]).is_ok() => {
                 left -= n;
                 count.fetch_add(n, Ordering::Relaxed);

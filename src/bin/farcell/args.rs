@@ -168,7 +168,8 @@ pub fn open(client: &Client, name: &str) -> Result<Array, Error> {
     }
 }
 
-/// An array to be made: `NAME:KIND:ROWSxCOLS`.
+/// An array to be made: `NAME:KIND:ROWSxCOLS`, and for barriers and semaphores
+/// one part more: the parties, or `PERMITS` or `PERMITS/BOUND`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// Its name.
@@ -179,22 +180,25 @@ pub struct Spec {
     pub rows: usize,
     /// Its columns.
     pub cols: usize,
+    /// What else belongs to its kind.
+    pub param: u64,
 }
 
 impl FromStr for Spec {
     type Err = String;
     fn from_str(s: &str) -> Result<Spec, String> {
         let example = "for example read_events:event:4x4";
-        let mut parts = s.rsplitn(3, ':');
-        let (shape, kind, name) = match (parts.next(), parts.next(), parts.next()) {
-            (Some(shape), Some(kind), Some(name)) => (shape, kind, name),
+        let mut parts = s.splitn(4, ':');
+        let (name, kind, shape) = match (parts.next(), parts.next(), parts.next()) {
+            (Some(name), Some(kind), Some(shape)) => (name, kind, shape),
             (_, None, _) => return Err(format!("the kind and the shape are missing, {example}")),
             _ => return Err(format!("the kind or the shape is missing, {example}")),
         };
+        let rest = parts.next();
         if name.is_empty() {
             return Err(format!("the name is missing, {example}"));
         }
-        let kind = kind.parse()?;
+        let kind: Kind = kind.parse()?;
         let (rows, cols) = shape
             .split_once(['x', 'X'])
             .ok_or_else(|| format!("the shape {shape:?} is not ROWSxCOLS, {example}"))?;
@@ -206,7 +210,39 @@ impl FromStr for Spec {
             kind,
             rows: number("rows", rows)?,
             cols: number("columns", cols)?,
+            param: param(kind, rest)?,
         })
+    }
+}
+
+/// The last part of a spec, as the parameter of that kind of array.
+fn param(kind: Kind, rest: Option<&str>) -> Result<u64, String> {
+    match (kind, rest) {
+        (Kind::Barrier, Some(parties)) => match parties.parse::<u32>() {
+            Ok(n) if n > 0 => Ok(n.into()),
+            _ => {
+                Err(format!("{parties:?} is no number of parties, for example start:barrier:1x1:4"))
+            }
+        },
+        (Kind::Barrier, None) => {
+            Err("the number of parties is missing, for example start:barrier:1x1:4".to_owned())
+        }
+        (Kind::Semaphore, Some(permits)) => {
+            let (initial, bound) = permits.split_once('/').unwrap_or((permits, permits));
+            match (initial.parse::<u32>(), bound.parse::<u32>()) {
+                (Ok(n), Ok(most)) if n <= most && most > 0 && most <= i32::MAX as u32 => {
+                    Ok(u64::from(most) << 32 | u64::from(n))
+                }
+                _ => Err(format!(
+                    "{permits:?} are no permits, for example gpus:semaphore:1x1:3 or gpus:semaphore:1x1:0/3"
+                )),
+            }
+        }
+        (Kind::Semaphore, None) => {
+            Err("the permits are missing, for example gpus:semaphore:1x1:3".to_owned())
+        }
+        (_, Some(rest)) => Err(format!("{rest:?} behind the shape means nothing for a {kind}")),
+        (_, None) => Ok(0),
     }
 }
 
@@ -255,7 +291,16 @@ mod tests {
     #[test]
     fn specs() {
         let spec: Spec = "a/b:counter:2x30".parse().unwrap();
-        assert_eq!(spec, Spec { name: "a/b".into(), kind: Kind::Counter, rows: 2, cols: 30 });
+        let name = "a/b".to_owned();
+        assert_eq!(spec, Spec { name, kind: Kind::Counter, rows: 2, cols: 30, param: 0 });
+        for (text, param) in [
+            ("b:barrier:1x1:4", 4),
+            ("l:lock:2x2", 0),
+            ("s:semaphore:1x1:3", 3 << 32 | 3),
+            ("s:semaphore:1x1:0/3", 3 << 32),
+        ] {
+            assert_eq!(text.parse::<Spec>().unwrap().param, param, "{text}");
+        }
         for (bad, part) in [
             ("a", "kind and the shape are missing"),
             ("a:event", "kind or the shape is missing"),
@@ -265,6 +310,11 @@ mod tests {
             ("a:event:ax4", "rows \"a\""),
             ("a:event:4x", "columns \"\""),
             ("a:event:4x-1", "columns \"-1\""),
+            ("a:event:4x1:3", "\"3\" behind the shape"),
+            ("a:barrier:4x1", "parties is missing"),
+            ("a:barrier:4x1:0", "\"0\" is no number of parties"),
+            ("a:semaphore:4x1", "permits are missing"),
+            ("a:semaphore:4x1:4/3", "\"4/3\" are no permits"),
         ] {
             let error = bad.parse::<Spec>().unwrap_err();
             assert!(error.contains(part), "{bad}: {error}");

@@ -12,6 +12,7 @@ mod demo;
 mod failure;
 mod get;
 mod ls;
+mod members;
 mod output;
 mod ready;
 mod rm;
@@ -87,6 +88,7 @@ enum Command {
     Serve(serve::Serve),
     Snapshot(snapshot::Snapshot),
     Ls(ls::Ls),
+    Members(members::Members),
     Create(create::Create),
     Rm(rm::Rm),
     Get(get::Get),
@@ -142,6 +144,7 @@ fn run() -> Result<Answer, Failure> {
             demo.run(&out)
         }
         Command::Ls(ls) => ls.run(&connection, &out),
+        Command::Members(members) => members.run(&connection, &out),
         Command::Create(create) => create.run(&connection, &out),
         Command::Rm(rm) => rm.run(&connection, &out),
         Command::Get(get) => get.run(&connection, &out),

@@ -175,8 +175,8 @@ impl Serve {
         for bind in &self.bind {
             builder = builder.bind(bind);
         }
-        for Spec { name, kind, rows, cols } in &self.arrays {
-            builder = builder.array(name, *kind, *rows, *cols);
+        for Spec { name, kind, rows, cols, param } in &self.arrays {
+            builder = builder.array_with(name, *kind, *rows, *cols, *param);
         }
         if let Some(port) = self.port {
             builder = builder.bind(format!("[::]:{port}"));

@@ -4,9 +4,10 @@ use super::model::{Ask, Cells};
 use super::{encode, frames};
 use crate::auth::Access;
 use crate::catalog::{Form, Kind};
+use crate::cell::sync::Lock;
 use crate::cell::{self, WAITING};
 use crate::engine::request::ENOUGH;
-use crate::engine::{Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::engine::{Actor, Engine, Gone, Newcomer, Next, Out, SharedSession, lock};
 use crate::layout::Shape;
 use crate::segment::Segment;
 use crate::wire::{HEADER, Header, MAX_PAYLOAD};
@@ -15,6 +16,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const CELLS: u32 = 128;
+/// The seat of the attacker: the second one to come.
+const ATTACKER: u32 = 2;
 const LEASE: Duration = Duration::from_secs(1);
 /// A name that nobody hits by chance.
 const THEIRS: &str = "an-array-that-belongs-to-somebody-else";
@@ -24,6 +27,8 @@ struct Place {
     attacker: SharedSession,
     /// Cells of somebody else, on which somebody waits.
     theirs: std::ops::Range<usize>,
+    /// Cells of locks that the attacker has open.
+    locks: std::ops::Range<usize>,
     before: Vec<u64>,
 }
 
@@ -33,6 +38,10 @@ impl Place {
         let form = |kind| Form { kind, shape: Shape { rows: 2, cols: 5 }, param: 0 };
         engine.open("events", form(Kind::Event)).unwrap();
         engine.open("counters", form(Kind::Counter)).unwrap();
+        let (locks, _) = engine.open("locks", form(Kind::Lock)).unwrap();
+        let locks = locks.base as usize..(locks.base + locks.extent) as usize;
+        engine.open("barriers", Form { param: 3, ..form(Kind::Barrier) }).unwrap();
+        engine.open("semaphores", Form { param: 3 << 32 | 2, ..form(Kind::Semaphore) }).unwrap();
         let (theirs, _) = engine.open(THEIRS, form(Kind::Counter)).unwrap();
         let theirs = theirs.base as usize..(theirs.base + theirs.extent) as usize;
         for place in theirs.clone() {
@@ -42,10 +51,13 @@ impl Place {
         let wait = Ask::Wait { need: 3, records: vec![(0, 2, (0, 3, 1), -1)] };
         talk(&engine, &owner, &[open(0, THEIRS), wait]);
         let attacker = attach(&engine, 2, access);
-        talk(&engine, &attacker, &[open(0, "events"), open(1, "counters")]);
+        let names = ["events", "counters", "locks", "barriers", "semaphores"];
+        let opens: Vec<Ask> = names.iter().zip(0..).map(|(name, n)| open(n, name)).collect();
+        talk(&engine, &attacker, &opens);
+        assert_eq!(lock(&attacker).seat, ATTACKER);
         let before = snapshot(&engine);
         assert!(before[theirs.start] & WAITING != 0);
-        Place { engine, attacker, theirs, before }
+        Place { engine, attacker, theirs, locks, before }
     }
 
     /// Whatever this is, it is handled without a panic, with replies of
@@ -81,7 +93,12 @@ impl Place {
             assert_eq!(values(&after), values(&self.before));
         }
         // What the attacker leaves behind goes with its session.
-        self.engine.end(&mut lock(&self.attacker), &mut Out::default());
+        self.engine.end(&mut lock(&self.attacker), Gone::Closed, &mut Out::default());
+        self.engine.settle(2, Duration::ZERO, &mut Out::default());
+        for place in self.locks.clone() {
+            let word = self.engine.actor.load(place as u32);
+            assert_ne!(Lock::of(word).seat, ATTACKER, "a lock of one who has gone");
+        }
         assert_eq!(self.engine.parked(), 1);
         for (place, word) in snapshot(&self.engine).into_iter().enumerate() {
             let waited = (self.theirs.start..self.theirs.start + 3).contains(&place);
@@ -133,12 +150,12 @@ fn cells() -> impl Strategy<Value = Cells> {
 
 /// Frames as they should be, with whatever in their fields.
 fn ask() -> impl Strategy<Value = Ask> {
-    let op = (0u8..14, number(), number(), number(), number());
-    let name = prop_oneof!["events", "counters", "[a-e]{0,3}", ".{0,12}"];
+    let op = (0u8..21, number(), number(), number(), number());
+    let name = prop_oneof!["events", "counters", "locks", "[a-e]{0,3}", ".{0,12}"];
     let until = (number(), 0u8..8, cells(), number());
     prop_oneof![
         prop::collection::vec(op, 0..4).prop_map(Ask::Ops),
-        (0u8..14, number(), prop::collection::vec(cells(), 0..4))
+        (0u8..21, number(), prop::collection::vec(cells(), 0..4))
             .prop_map(|(op, number, runs)| Ask::Runs(op, number, runs)),
         (number(), name.clone(), 0u8..4, number(), number()).prop_map(
             |(number, name, kind, rows, cols)| Ask::Open { number, name, kind, rows, cols }
@@ -165,7 +182,7 @@ fn asked() -> impl Strategy<Value = Vec<u8>> {
 /// A frame of any type around any bytes.
 fn framed() -> impl Strategy<Value = Vec<u8>> {
     let payload = prop::collection::vec(any::<u8>(), 0..120);
-    let tag = prop_oneof![4 => 1u8..7, 2 => 16u8..19, 1 => any::<u8>()];
+    let tag = prop_oneof![6 => 1u8..13, 2 => 16u8..19, 2 => 24u8..26, 1 => any::<u8>()];
     let frame = (tag, number::<u64>(), number::<u16>(), payload);
     prop::collection::vec(frame, 1..8).prop_map(|frames| {
         let mut bytes = Vec::new();

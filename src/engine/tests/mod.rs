@@ -5,6 +5,7 @@ mod hostile;
 mod interleavings;
 mod model;
 mod schedules;
+mod sync;
 mod threads;
 
 use crate::wire::{
@@ -65,7 +66,7 @@ fn encode(ask: &Ask, id: u64, span: u64) -> Vec<u8> {
                 run: run(cells),
                 value,
             };
-            let head = records([WaitHead { need: *need, reserved: 0 }]);
+            let head = records([WaitHead { need: *need, peers: 0 }]);
             (Tag::Wait, [head, records(untils.iter().map(record))].concat())
         }
         Ask::Cancel => (Tag::Cancel, Vec::new()),

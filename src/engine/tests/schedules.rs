@@ -462,7 +462,7 @@ fn the_end_of_a_session_leaves_no_bit() {
     explore(Fault::None, "end of a session", |world| {
         world.wait(1, 1, &[until(Comparison::Ge, 3)]);
         let adder = spawn(world, |w| w.change(0, Op::Add, 1));
-        world.locked(|parking, actor| parking.end_session(actor, 1));
+        world.locked(|parking, actor| parking.end_session(actor, 1, &mut Vec::new()));
         join([adder]);
         world.verify(&[], &[], 0);
     });

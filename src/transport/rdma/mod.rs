@@ -9,7 +9,8 @@ mod rails;
 use super::tcp::{Canceller, Link};
 use super::{CellOp, Failure, Transport, Waited};
 use crate::auth::Access;
-use crate::cell::{Op, is_suspect};
+use crate::cell::sync::{Lock, MAX_TOKEN};
+use crate::cell::{Op, is_suspect, is_waiting};
 use crate::error::Error;
 use crate::layout::Run;
 use crate::rdma::Adapter;
@@ -17,6 +18,7 @@ use crate::verbs::library;
 use crate::wire::{Tag, WaitRecord};
 use lane::Trouble;
 use rails::{Rails, Unconnected};
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -56,6 +58,9 @@ struct Bound {
     guesses: Box<[AtomicU64]>,
 }
 
+/// Tokens by the session's number of the array and the place in it.
+type Taken = HashMap<(u16, u32), u64>;
+
 /// RDMA with TCP behind it. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Rdma {
@@ -69,6 +74,9 @@ pub(crate) struct Rdma {
     lost: RwLock<Option<String>>,
     /// Held while it is being given up.
     giving_up: Mutex<()>,
+    /// The tokens by which this client last took locks, by array and cell; in
+    /// parts, each held while a lock of it is being taken.
+    taken: Box<[Mutex<Taken>]>,
 }
 
 impl Rdma {
@@ -109,6 +117,7 @@ impl Rdma {
                         may_change: link.welcome().access == Access::ReadWrite,
                         lost: RwLock::default(),
                         giving_up: Mutex::default(),
+                        taken: (0..64).map(|_| Mutex::default()).collect(),
                     });
                 }
                 Err(why) => {
@@ -266,8 +275,8 @@ impl Rdma {
             if !is_suspect(words[i]) {
                 continue;
             }
-            let (op, add) = (ops[i], ops[i].op == Op::Add);
-            let asked = if add { CellOp { op: Op::Load, a: 0, ..op } } else { op };
+            let (op, add) = (ops[i], ops[i].op.adds());
+            let asked = if add { CellOp { op: Op::Load, a: 0, b: 0, ..op } } else { op };
             match self.link.execute(asked) {
                 Ok(_) if add => {}
                 Ok(word) => words[i] = word,
@@ -278,7 +287,7 @@ impl Rdma {
                 Err(failure @ Failure::Error(_)) => return Err(failure),
                 Err(Failure::Refused(refusal, _)) => {
                     let theirs = ops.iter().zip(&*words).filter(|(o, _)| o.array == op.array);
-                    let added = theirs.filter(|(o, word)| o.op == Op::Add && is_suspect(**word));
+                    let added = theirs.filter(|(o, word)| o.op.adds() && is_suspect(**word));
                     self.leave(op.array, added.map(|(o, _)| *o));
                     return Err(Failure::Refused(refusal, i as u32));
                 }
@@ -295,7 +304,8 @@ impl Rdma {
             return;
         };
         for op in added {
-            let (place, off) = (bound.base + op.offset, op.a.wrapping_neg());
+            let amount = if op.op == Op::Arrive { 1 } else { op.a };
+            let (place, off) = (bound.base + op.offset, amount.wrapping_neg());
             // Trouble here is found by whoever uses the rails next.
             let _ = bound.rails.execute(place, Op::Add, off, 0, &AtomicU64::new(0));
         }
@@ -305,6 +315,48 @@ impl Rdma {
         }
     }
 
+    /// Takes a lock, or finds that it cannot be had now. If the connection breaks
+    /// in between, the lock itself tells whether we have it: it is in our seat,
+    /// nobody has handed it to us, and no other thread of ours has taken it,
+    /// since those who try are written down and come one by one.
+    fn acquire(&self, op: CellOp) -> Result<u64, Failure> {
+        let mut taken = crate::engine::lock(&self.taken[op.offset as usize % self.taken.len()]);
+        let seat = op.a as u32;
+        let one_sided = self.way(op.array).filter(|bound| self.changes_here(&bound.rails));
+        let tried = one_sided.and_then(|bound| {
+            let guess = bound.guesses.get(op.offset as usize)?;
+            let place = bound.base + op.offset;
+            Some((bound.rails.execute(place, op.op, op.a, op.b, guess), bound.rails.clone()))
+        });
+        let found = match tried {
+            None => self.link.execute(op)?,
+            Some((Ok(mut word), _)) => {
+                if is_suspect(word) {
+                    self.ask(&[op], std::slice::from_mut(&mut word))?;
+                }
+                word
+            }
+            Some((Err(trouble), rails)) => {
+                self.give_up(&rails, &trouble);
+                let now = Lock::of(self.link.execute(CellOp { op: Op::Load, a: 0, b: 0, ..op })?);
+                let known = taken.get(&(op.array, op.offset)) == Some(&now.token);
+                if !trouble.undone && now.seat == seat && !now.granted && !known {
+                    let token = now.token.wrapping_sub(1) & MAX_TOKEN;
+                    // Whether it was abandoned before went with the answer: take
+                    // the worse for granted.
+                    Lock { token, granted: false, abandoned: true, seat: 0 }.word()
+                } else {
+                    self.link.execute(op)?
+                }
+            }
+        };
+        let before = Lock::of(found);
+        if before.seat == 0 && !is_waiting(found) {
+            taken.insert((op.array, op.offset), before.taken(seat, false).token);
+        }
+        Ok(found)
+    }
+
     fn changes_here(&self, rails: &Rails) -> bool {
         rails.atomics && self.may_change
     }
@@ -312,6 +364,9 @@ impl Rdma {
 
 impl Transport for Rdma {
     fn execute(&self, op: CellOp) -> Result<u64, Failure> {
+        if op.op == Op::Acquire {
+            return self.acquire(op);
+        }
         let Some(bound) = self.way(op.array) else {
             return self.link.execute(op);
         };

@@ -2,7 +2,7 @@
 //! at their other end.
 
 use super::lane::{Lane, PIPELINE, Trouble};
-use crate::cell::{Change, Op, WAITING, change, is_suspect, is_waiting};
+use crate::cell::{Change, Op, WAITING, change, is_suspect, is_waiting, must_ring, sync};
 use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::server::NOTE_BYTES;
@@ -33,6 +33,11 @@ fn likely(op: Op, word: u64, a: u64, b: u64) -> Option<(u64, u64)> {
     let word = match op {
         Op::Set | Op::Clear | Op::Take => (word & !WAITING).wrapping_add(2),
         Op::CompareExchange => a << 1,
+        // It is ours, so the server has handed it to us meanwhile.
+        Op::Release => {
+            let seat = u32::try_from(b).unwrap_or(0);
+            sync::Lock { token: a, granted: true, abandoned: false, seat }.word()
+        }
         _ => return None,
     };
     match change(op, word, a, b) {
@@ -232,18 +237,6 @@ impl Rails {
             }
             return Ok(word);
         }
-        if op == Op::Add {
-            lane.run(Request::fetch_add(lane.word(0)?, cell, a << 1))?;
-            let old = lane.value(0);
-            if is_waiting(old) {
-                Self::ring(&lane, place);
-                if is_suspect(old) {
-                    return Ok(old);
-                }
-            }
-            guess.store(old.wrapping_add(a << 1), Ordering::Relaxed);
-            return Ok(old);
-        }
         let mut word = guess.load(Ordering::Relaxed);
         let mut sure = false;
         loop {
@@ -270,13 +263,24 @@ impl Rails {
                         }
                     }
                 }
-                Change::Add(_) => unreachable!("only Add adds, and it was done above"),
+                // Whatever the word is.
+                Change::Add(delta) => {
+                    lane.run(Request::fetch_add(lane.word(0)?, cell, delta))?;
+                    let old = lane.value(0);
+                    if must_ring(op, old, b) {
+                        Self::ring(&lane, place);
+                    }
+                    if !is_suspect(old) {
+                        guess.store(old.wrapping_add(delta), Ordering::Relaxed);
+                    }
+                    return Ok(old);
+                }
             };
             lane.run(Request::compare_swap(lane.word(0)?, cell, word, new))?;
             let found = lane.value(0);
             if found == word {
                 guess.store(new, Ordering::Relaxed);
-                if is_waiting(found) {
+                if must_ring(op, found, b) {
                     Self::ring(&lane, place);
                 }
                 return Ok(found);

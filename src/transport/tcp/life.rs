@@ -80,9 +80,19 @@ impl Link {
         }
     }
 
-    /// The frames that open the session's arrays.
+    /// The frames that open the session's arrays, name it, and leave its will.
     pub(super) fn bindings(&self) -> Vec<Arc<Vec<u8>>> {
-        lock(&self.state).bindings.iter().flatten().map(|b| b.frame.clone()).collect()
+        let state = lock(&self.state);
+        let arrays = state.bindings.iter().flatten().map(|b| b.frame.clone());
+        let name = state.name.iter().chain(state.will.iter().map(|(frame, _)| frame));
+        arrays.chain(name.map(|frame| Arc::new(frame.clone()))).collect()
+    }
+
+    /// One more user of an array's number.
+    pub(super) fn keep_binding(&self, number: u16) {
+        if let Some(Some(binding)) = lock(&self.state).bindings.get_mut(usize::from(number)) {
+            binding.users += 1;
+        }
     }
 
     /// Remembers how an array is opened under a free number, and returns that

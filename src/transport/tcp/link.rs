@@ -77,6 +77,8 @@ impl Link {
                 heard: false,
                 last_heard: Instant::now(),
                 bindings: Vec::new(),
+                name: None,
+                will: None,
             }),
             inbox: Mutex::default(),
             me: me.clone(),

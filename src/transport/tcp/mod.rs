@@ -5,10 +5,12 @@ mod link;
 mod reading;
 mod resume;
 mod state;
+mod sync;
 mod waits;
 mod writing;
 
 pub(crate) use link::{Link, Settings};
+pub(crate) use waits::Patience;
 
 use super::{CellOp, Failure, Transport, Waited};
 use crate::catalog::Form;
@@ -17,8 +19,7 @@ use crate::engine::lock;
 use crate::error::Error;
 use crate::layout::Run;
 use crate::wire::{
-    self, HEADER, Header, OpRecord, OpenRecord, OpenedRecord, RunRecord, RunsHead, Tag, WaitHead,
-    WaitRecord,
+    self, HEADER, Header, OpRecord, OpenRecord, OpenedRecord, RunRecord, RunsHead, Tag, WaitRecord,
 };
 use state::{Frame, Reply, Request};
 use std::sync::{Arc, Mutex, Weak};
@@ -281,9 +282,8 @@ impl Transport for Link {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Waited, Failure> {
-        let head = WaitHead { need, reserved: 0 };
-        let bytes = bytemuck::cast_slice(targets);
-        Link::wait(self, frame(Tag::Wait, &[bytemuck::bytes_of(&head), bytes]), timeout, cancel)
+        let patience = Patience { timeout, cancel, ..Patience::default() };
+        self.wait_for(need, targets, &[], &patience)
     }
 }
 

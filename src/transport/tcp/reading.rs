@@ -309,7 +309,13 @@ impl Link {
             return Err(format!("it sent a frame of type {}", header.tag));
         };
         match tag {
-            Tag::Words | Tag::Opened | Tag::Listed | Tag::Info | Tag::Refused => {
+            Tag::Words
+            | Tag::Opened
+            | Tag::Listed
+            | Tag::Info
+            | Tag::Refused
+            | Tag::MembersListed
+            | Tag::Broken => {
                 let answer = match (tag, payload.first_chunk::<8>()) {
                     (Tag::Words, Some(word)) if payload.len() == 8 => {
                         Ok(Reply::Word(u64::from_le_bytes(*word)))
@@ -328,6 +334,11 @@ impl Link {
                     }
                 };
                 state.wait_over(header.id, answer);
+                Ok(())
+            }
+            Tag::PeerLost => {
+                let error = super::sync::peer_lost(payload)?;
+                state.wait_over(header.id, Err(error.into()));
                 Ok(())
             }
             Tag::RdmaOpened | Tag::RdmaRefused => {

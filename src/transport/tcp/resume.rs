@@ -61,7 +61,8 @@ fn is_same_state(before: &Resume, now: &Welcome) -> bool {
 /// A new session knows none of our arrays: opens each under its old number,
 /// and so creates it on a server that has lost its state. If it has not, an
 /// array that is not there was removed, and is not made again. One that cannot
-/// be opened stays closed, and operations on it say so.
+/// be opened stays closed, and operations on it say so. Then it gets its name and
+/// its will.
 fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
     let bindings = link.bindings();
     let addr = &link.settings.target.addr;
@@ -86,7 +87,12 @@ fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
             && let Ok((record, _)) = wire::take::<ErrorRecord>(Tag::Refused, &payload)
         {
             let refusal = wire::Refusal::from_record(&record);
-            tracing::warn!(addr, ?refusal, "an array cannot be opened on the server that is back");
+            let what = match frame.get(4) {
+                Some(&tag) if tag == Tag::Join as u8 => "the name is not ours any more",
+                Some(&tag) if tag == Tag::SetWill as u8 => "the will cannot be left",
+                _ => "an array cannot be opened",
+            };
+            tracing::warn!(addr, ?refusal, "{what} on the server that is back");
         }
     }
     socket.set_read_timeout(None).map_err(broke)

@@ -126,6 +126,25 @@ pub(super) struct Wait {
     pub(super) abandoned: bool,
     pub(super) answer: Option<Result<Answer, Failure>>,
     pub(super) sleeper: Option<Unparker>,
+    /// It means nothing to another session.
+    pub(super) bound: bool,
+}
+
+impl Wait {
+    /// Whether its answer may have brought something that must go back when
+    /// nobody takes it.
+    fn is_claim(&self) -> bool {
+        self.bytes.get(4) == Some(&(Tag::Acquire as u8))
+    }
+}
+
+/// What the server is to be told of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    /// Its answer has arrived.
+    Heard(u64),
+    /// Nobody wants what it may have got.
+    Forfeit(u64),
 }
 
 /// An array that the session has open.
@@ -165,11 +184,11 @@ pub(super) struct State {
     pub(super) unanswered_bytes: usize,
     pub(super) next_wait: u64,
     pub(super) waits: BTreeMap<u64, Wait>,
-    /// Answers of waits that have arrived, to be told to the server.
-    pub(super) done_waits: Vec<u64>,
+    /// What the server is to be told of waits.
+    pub(super) done_waits: Vec<Done>,
     /// Those that it was told over this connection, as long as it is not
     /// certain that it has heard it.
-    pub(super) told: Vec<u64>,
+    pub(super) told: Vec<Done>,
     /// How many of these were told before the last heartbeat.
     pub(super) told_before: usize,
     /// Someone reads the socket.
@@ -182,6 +201,10 @@ pub(super) struct State {
     pub(super) last_heard: Instant,
     /// The session's arrays, by their number. `None`: the number is free.
     pub(super) bindings: Vec<Option<Binding>>,
+    /// What gives the session its name.
+    pub(super) name: Option<Vec<u8>>,
+    /// The session's will, and the arrays that it needs.
+    pub(super) will: Option<(Vec<u8>, Vec<u16>)>,
 }
 
 impl State {
@@ -242,7 +265,7 @@ impl State {
     }
 
     pub(super) fn wait_over(&mut self, id: u64, answer: Result<Answer, Failure>) {
-        self.done_waits.push(id);
+        self.done_waits.push(Done::Heard(id));
         // Unknown: the answer to a cancel of a wait that was answered before.
         let Some(wait) = self.waits.get_mut(&id) else {
             return;
@@ -260,7 +283,11 @@ impl State {
     /// The owner of a wait has gone. The server has to be told, now or with
     /// the next connection.
     pub(super) fn abandon(&mut self, id: u64) {
-        if let Some(wait) = self.waits.get_mut(&id) {
+        if self.waits.get(&id).is_some_and(Wait::is_claim) {
+            // Whatever it gets goes back. Nothing can be made of its answer.
+            self.waits.remove(&id);
+            self.done_waits.push(Done::Forfeit(id));
+        } else if let Some(wait) = self.waits.get_mut(&id) {
             wait.abandoned = true;
             wait.cancelling = true;
             wait.sleeper = None;
@@ -285,6 +312,13 @@ impl State {
         self.settle();
         // No wait that is being given up is known to the new session.
         self.waits.retain(|_, wait| !wait.abandoned);
+        for wait in self.waits.values_mut().filter(|wait| wait.bound && wait.answer.is_none()) {
+            let what = format!("{addr}: a wait");
+            wait.answer = Some(Err(Error::LeaseLost { what }.into()));
+            if let Some(sleeper) = wait.sleeper.take() {
+                sleeper.unpark();
+            }
+        }
     }
 
     /// The server stops, and has carried out nothing that came over this
@@ -364,8 +398,12 @@ pub(super) fn stamp(frame: &mut [u8], id: u64, answered: u64) {
 /// The frames that tell the server which answers of waits have arrived.
 pub(super) fn take_done(state: &mut State) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for &id in &state.done_waits {
-        wire::push(&mut bytes, Tag::WaitDone, id, &[]);
+    for &done in &state.done_waits {
+        let (tag, id) = match done {
+            Done::Heard(id) => (Tag::WaitDone, id),
+            Done::Forfeit(id) => (Tag::Forfeit, id),
+        };
+        wire::push(&mut bytes, tag, id, &[]);
     }
     state.told.append(&mut state.done_waits);
     bytes

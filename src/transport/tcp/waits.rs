@@ -16,15 +16,21 @@ use std::time::{Duration, Instant};
 /// the caller goes on without.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
+/// How long a wait may take, and what else ends it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Patience<'p> {
+    /// `None`: for ever.
+    pub timeout: Option<Duration>,
+    /// What cancels it.
+    pub cancel: Option<&'p Canceller>,
+    /// It fails when the session is lost: it means nothing to another one.
+    pub bound: bool,
+}
+
 impl Link {
     /// Sends a wait and waits for its answer. The header's id is filled in.
-    pub(super) fn wait(
-        &self,
-        frame: Vec<u8>,
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
-    ) -> Result<Waited, Failure> {
-        match self.exchange(frame, timeout, cancel)? {
+    pub(super) fn wait(&self, frame: Vec<u8>, patience: &Patience<'_>) -> Result<Waited, Failure> {
+        match self.exchange(frame, patience)? {
             Answer::Waited(waited) => Ok(waited),
             Answer::Told(..) => Err(self.senseless("another answer than that of a wait")),
         }
@@ -39,7 +45,7 @@ impl Link {
     ) -> Result<Option<(Tag, Vec<u8>)>, Failure> {
         let mut frame = Vec::new();
         wire::push(&mut frame, tag, 0, &[payload]);
-        match self.exchange(frame, Some(timeout), None)? {
+        match self.exchange(frame, &Patience { timeout: Some(timeout), ..Patience::default() })? {
             Answer::Told(tag, bytes) => Ok(Some((tag, bytes))),
             Answer::Waited(_) => Ok(None),
         }
@@ -59,9 +65,9 @@ impl Link {
     pub(super) fn exchange(
         &self,
         mut frame: Vec<u8>,
-        timeout: Option<Duration>,
-        cancel: Option<&Canceller>,
+        patience: &Patience<'_>,
     ) -> Result<Answer, Failure> {
+        let Patience { timeout, cancel, bound } = *patience;
         let begun = Instant::now();
         // A wait of no time is a question: it is answered at once, or fails as
         // any other operation does.
@@ -86,6 +92,7 @@ impl Link {
                     abandoned: false,
                     answer: None,
                     sleeper: None,
+                    bound,
                 },
             );
             if let Some(socket) = state.socket.clone() {
@@ -155,6 +162,7 @@ impl Link {
             // to that, since it may have been satisfied at the last moment.
             if !self.cancel_wait(id) {
                 lock(&self.state).abandon(id);
+                self.tell_done();
                 return Ok(Answer::nothing());
             }
             deadline = Some(Instant::now() + CANCEL_GRACE);

@@ -134,7 +134,7 @@ fn word(look: &Look, i: usize) -> (String, String) {
     let cell = match look.kind {
         Kind::Event if look.is_on(i) => "#".to_owned(),
         Kind::Event => ".".to_owned(),
-        Kind::Counter => number.to_string(),
+        _ => number.to_string(),
     };
     let waiters = match look.waiters.get(i) {
         None | Some(0) => String::new(),

@@ -49,7 +49,7 @@ impl Look {
     pub fn is_on(&self, i: usize) -> bool {
         match self.kind {
             Kind::Event => self.numbers[i] & 1 == 1,
-            Kind::Counter => self.numbers[i] != 0,
+            _ => self.numbers[i] != 0,
         }
     }
 

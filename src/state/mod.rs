@@ -184,6 +184,10 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         return Err(refused(folder.path(), what));
     }
     // Nothing has been changed up to here.
+    if name == catalog::NEW {
+        // The next one is written under this name.
+        folder.rename(catalog::NEW, catalog::NAME)?;
+    }
     let life = head.life.wrapping_add(1).max(1);
     let journal = CatalogFile::draft(folder, head.capacity, (head.state, life), arrays)?;
     write_header(&segment, head.capacity, incarnation(head.state, life));

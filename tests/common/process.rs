@@ -96,9 +96,13 @@ impl Drop for Process {
     }
 }
 
+/// Without RDMA unless the arguments say otherwise.
 fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
+    let off: &[&str] = if extra.iter().any(|a| a == "--rdma") { &[] } else { &["--rdma", "off"] };
     Command::new(env!("CARGO_BIN_EXE_farcell"))
-        .args(["serve", "--rdma", "off", "--bind", bind, "--authkey-file"])
+        .arg("serve")
+        .args(off)
+        .args(["--bind", bind, "--authkey-file"])
         .arg(dir.path().join("key"))
         .arg("--ready-file")
         .arg(dir.path().join("ready"))

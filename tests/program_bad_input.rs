@@ -214,7 +214,7 @@ fn arguments_of_the_server() {
     for (args, words) in [
         (&["--array", "a"][..], &["'a'", "kind and the shape are missing"][..]),
         (&["--array", "a:event"], &["'a:event'", "missing"]),
-        (&["--array", "a:evnt:1x1"], &["\"evnt\" is no kind", "event or counter"]),
+        (&["--array", "a:evnt:1x1"], &["\"evnt\" is no kind", "use event, counter"]),
         (&["--array", "a:event:4"], &["shape \"4\"", "ROWSxCOLS"]),
         (&["--array", "a:event:4xb"], &["columns \"b\""]),
         (&["--capacity", "4"], &["4 cells", "from 8"]),

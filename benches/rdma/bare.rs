@@ -336,3 +336,74 @@ unsafe fn bring_up(
     // SAFETY: as above.
     unsafe { library.modify_qp(queue, &mut send, mask) }
 }
+
+/// The safe layer alone: a queue pair of its own, and nothing above it.
+pub struct Safe {
+    queue: QueuePair,
+    completions: Arc<CompletionQueue>,
+    buffer: Arc<Region>,
+    at: verbs::Remote,
+    _peer: (QueuePair, Arc<CompletionQueue>, Arc<Region>),
+}
+
+impl Safe {
+    /// On the first device, or the one that `FARCELL_DEVICE` names.
+    pub fn open() -> Result<Safe, Box<dyn std::error::Error>> {
+        let list = DeviceList::new(verbs::library()?)?;
+        let wanted = std::env::var("FARCELL_DEVICE").ok();
+        let name = match wanted.as_deref().and_then(|w| w.split(':').next()) {
+            Some(name) => name.to_owned(),
+            None => list.iter().next().ok_or("no device")?.name().to_owned(),
+        };
+        let context = list.find(&name)?.open()?;
+        let port = context.active_port(PORT)?;
+        let (gid, index) = address(&context, port.link_layer)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let access = Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let cells = Region::pages(&domain, 4096, access)?;
+        let buffer = Region::pages(&domain, 64 << 10, Access::LOCAL)?;
+        let end = |access| -> Result<_, verbs::Error> {
+            let completions = CompletionQueue::new(&context, DEPTH, None)?;
+            let config = QueuePairConfig {
+                port: PORT,
+                depth: DEPTH,
+                inline_bytes: 0,
+                access,
+                psn: PSN,
+                completions: &completions,
+                receive: Receive::Nothing,
+            };
+            let queue = UnconnectedQueuePair::new(&domain, &config)?;
+            let end = queue.endpoint(gid)?;
+            Ok((queue, end, completions))
+        };
+        let (near, near_end, completions) = end(Access::NONE)?;
+        let (far, far_end, far_completions) = end(access)?;
+        let connect = |queue: UnconnectedQueuePair, to| {
+            let mut connect = Connect::to(to, index);
+            connect.mtu = port.mtu;
+            connect.initiator_depth = 8;
+            connect.responder_depth = 8;
+            queue.connect(&connect)
+        };
+        let (queue, peer) = (connect(near, far_end)?, connect(far, near_end)?);
+        let at = verbs::Remote { address: cells.remote_address(), key: cells.remote_key() };
+        Ok(Safe { queue, completions, buffer, at, _peer: (peer, far_completions, cells) })
+    }
+
+    /// Carries out one request and returns the word that it brought.
+    #[inline]
+    pub fn run(&self, ask: Ask) -> Result<u64, verbs::Error> {
+        let word = self.buffer.slice(0..8)?;
+        let request = match ask {
+            Ask::Read => verbs::Request::read(word, self.at),
+            Ask::Add => verbs::Request::fetch_add(word, self.at, 1),
+            Ask::Swap(compare, swap) => verbs::Request::compare_swap(word, self.at, compare, swap),
+        };
+        self.queue.post(request)?;
+        let mut one = [verbs::Completion::default(); 1];
+        while self.completions.poll(&mut one)? == 0 {}
+        self.queue.retire(&one[0])?;
+        Ok(self.buffer.words()[0].load(Ordering::Relaxed))
+    }
+}

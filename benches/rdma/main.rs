@@ -14,7 +14,7 @@
 
 mod bare;
 
-use bare::{Ask, Bare};
+use bare::{Ask, Bare, Safe};
 use farcell::{Batch, Client, Counter, Event, Key, RdmaChoice, Server, TransportChoice, verbs};
 use std::fmt::Write as _;
 use std::sync::mpsc;
@@ -111,6 +111,7 @@ fn measure(plan: &Plan) -> Result<Results> {
     let fast = [Side::new(&server, rdma, 0)?, Side::new(&server, rdma, 0)?];
     let slow = [Side::new(&server, tcp, 32)?, Side::new(&server, tcp, 32)?];
     let mut bare = [Bare::open()?, Bare::open()?];
+    let safe = Safe::open()?;
     let fast_wake = Wake::start(&server, rdma, 8)?;
     let slow_wake = Wake::start(&server, tcp, 40)?;
     let mut results = Results { rows: Vec::new(), clock: clock(), rounds: plan.rounds };
@@ -131,6 +132,8 @@ fn measure(plan: &Plan) -> Result<Results> {
             let taken = match name {
                 "bare read" => times(n, || Ok(first.run(Ask::Read)))?,
                 "bare add" => times(n, || Ok(first.run(Ask::Add)))?,
+                "safe read" => times_of(n, || safe.run(Ask::Read))?,
+                "safe add" => times_of(n, || safe.run(Ask::Add))?,
                 "bare cas" => {
                     let mut word = first.run(Ask::Read);
                     times(n, || {
@@ -228,10 +231,12 @@ fn measure(plan: &Plan) -> Result<Results> {
     Ok(results)
 }
 
-const SERIES: [&str; 21] = [
+const SERIES: [&str; 23] = [
     "bare read",
+    "safe read",
     "load",
     "bare add",
+    "safe add",
     "add",
     "bare cas",
     "bare cas in turns",
@@ -269,10 +274,12 @@ const fn row(
     Row { what, ours, base, at_most }
 }
 
-const ROWS: [Row; 15] = [
+const ROWS: [Row; 17] = [
     row("load / READ", "load", "bare read", Some(1.10)),
     row("fetch_add / FETCH_ADD", "add", "bare add", Some(1.10)),
     row("fetch_add / CAS", "add", "bare cas", None),
+    row("safe layer READ / READ", "safe read", "bare read", None),
+    row("safe layer FETCH_ADD / FETCH_ADD", "safe add", "bare add", None),
     row("set, hand-off / CAS", "set", "bare cas in turns", Some(1.10)),
     row("clear, own set / CAS", "clear after set", "bare cas in turns", None),
     row("16 loads at once / READs", "loads, 16 in a batch", "bare reads, depth 16", None),
@@ -293,6 +300,20 @@ fn times<T>(
     mut op: impl FnMut() -> std::result::Result<T, farcell::Error>,
 ) -> Result<Vec<u64>> {
     times_after(n, || Ok(()), || op().map(drop))
+}
+
+/// The same for calls of the layer below.
+fn times_of<T, E: std::error::Error + 'static>(
+    n: usize,
+    mut op: impl FnMut() -> std::result::Result<T, E>,
+) -> Result<Vec<u64>> {
+    let mut taken = Vec::with_capacity(n);
+    for _ in 0..n {
+        let begun = Instant::now();
+        op()?;
+        taken.push(begun.elapsed().as_nanos() as u64);
+    }
+    Ok(taken)
 }
 
 /// The same, with something before each call that is not timed.

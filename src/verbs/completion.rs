@@ -195,6 +195,7 @@ impl Completion {
     /// The request, where it is one that was posted to a send queue. Hand the
     /// completion to [`QueuePair::retire`](super::QueuePair::retire).
     #[must_use]
+    #[inline]
     pub fn work(&self) -> Option<WorkId> {
         (!self.is_receive()).then_some(WorkId(self.0.wr_id))
     }
@@ -214,6 +215,7 @@ impl Completion {
 
     /// How it went.
     #[must_use]
+    #[inline]
     pub fn status(&self) -> WorkStatus {
         WorkStatus::new(self.0.status)
     }
@@ -230,11 +232,13 @@ impl Completion {
         self.0.byte_len
     }
 
+    #[inline]
     pub(super) fn id(&self) -> u64 {
         self.0.wr_id
     }
 
     /// `Ok` after success.
+    #[inline]
     pub(super) fn result(&self, context: &Context, port: Option<u8>) -> Result<(), Error> {
         match self.status() {
             WorkStatus::Success => Ok(()),

@@ -319,6 +319,7 @@ impl Context {
         sys::fork::generation() == self.generation
     }
 
+    #[inline]
     pub(super) fn library(&self) -> &'static sys::Library {
         self.library
     }

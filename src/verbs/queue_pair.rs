@@ -361,6 +361,7 @@ impl QueuePair {
     /// and what else is outstanding completes as flushed. [`Error::Mismatch`]
     /// for a completion of another queue pair, also of one that is gone and had
     /// the same number.
+    #[inline]
     pub fn retire(&self, completion: &Completion) -> Result<(), Error> {
         self.0.retire(completion)
     }

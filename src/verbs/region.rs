@@ -33,6 +33,7 @@ impl Access {
 
     /// Whether all of `other` is in here.
     #[must_use]
+    #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -154,6 +155,7 @@ impl Region {
 
     /// The domain it is in.
     #[must_use]
+    #[inline]
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
@@ -172,12 +174,14 @@ impl Region {
 
     /// What the device may do with it.
     #[must_use]
+    #[inline]
     pub fn access(&self) -> Access {
         self.access
     }
 
     /// The address by which peers name its first byte.
     #[must_use]
+    #[inline]
     pub fn remote_address(&self) -> u64 {
         self.address.as_ptr().expose_provenance() as u64
     }
@@ -188,6 +192,7 @@ impl Region {
         self.remote_key
     }
 
+    #[inline]
     pub(super) fn local_key(&self) -> u32 {
         self.local_key
     }
@@ -197,6 +202,7 @@ impl Region {
     /// # Errors
     /// [`Error::Range`] if it is not inside, or longer than 2^31 bytes, the most
     /// that one request moves.
+    #[inline]
     pub fn slice(self: &Arc<Self>, range: Range<usize>) -> Result<Local<'_>, Error> {
         let len = self.check(&range, 1)?;
         if len > 1 << 31 {
@@ -216,6 +222,7 @@ impl Region {
     /// their own: taking the completion orders them, see
     /// [`CompletionQueue::poll`](super::CompletionQueue::poll).
     #[must_use]
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         if !self.is_ours() {
             return &[];
@@ -292,10 +299,12 @@ impl Region {
         Ok(())
     }
 
+    #[inline]
     fn is_ours(&self) -> bool {
         self.domain.context().is_ours()
     }
 
+    #[inline]
     fn check(&self, range: &Range<usize>, least: usize) -> Result<usize, Error> {
         if range.end > self.len || range.start > range.end {
             return Err(self.range(range, "not inside it"));
@@ -340,6 +349,7 @@ pub struct Local<'region> {
 impl Local<'_> {
     /// Its size in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> u32 {
         self.len
     }
@@ -352,10 +362,12 @@ impl Local<'_> {
 
     /// Where it begins in its region.
     #[must_use]
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
+    #[inline]
     pub(super) fn entry(&self) -> sys::ibv_sge {
         sys::ibv_sge {
             addr: self.region.remote_address() + self.offset as u64,

@@ -91,6 +91,7 @@ impl Inner {
         Error::Mismatch { what: "a queue pair that was made without receives", place: self.place() }
     }
 
+    #[inline]
     pub(super) fn sender(&self) -> MutexGuard<'_, Sender> {
         // Nothing that runs under this lock panics half-way.
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
@@ -115,6 +116,7 @@ impl Inner {
         })
     }
 
+    #[inline]
     fn check(&self, request: &Request<'_>) -> Result<(), Error> {
         let mismatch = |what| Error::Mismatch { what, place: self.place() };
         if let Some((local, _)) = request.local() {
@@ -238,10 +240,12 @@ impl Inner {
         stopped
     }
 
+    #[inline]
     fn id(&self, sequence: u64) -> WorkId {
         WorkId(self.serial | (sequence & ((1 << COUNT_BITS) - 1)))
     }
 
+    #[inline]
     pub(super) fn retire(&self, completion: &Completion) -> Result<(), Error> {
         let count = (1 << COUNT_BITS) - 1;
         if completion.id() & !count != self.serial {

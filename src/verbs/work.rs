@@ -119,18 +119,21 @@ impl<'a> Request<'a> {
 
     /// [`Work::Read`].
     #[must_use]
+    #[inline]
     pub fn read(into: Local<'a>, from: Remote) -> Self {
         Work::Read { into, from }.into()
     }
 
     /// [`Work::CompareSwap`].
     #[must_use]
+    #[inline]
     pub fn compare_swap(old: Local<'a>, at: Remote, compare: u64, swap: u64) -> Self {
         Work::CompareSwap { old, at, compare, swap }.into()
     }
 
     /// [`Work::FetchAdd`].
     #[must_use]
+    #[inline]
     pub fn fetch_add(old: Local<'a>, at: Remote, add: u64) -> Self {
         Work::FetchAdd { old, at, add }.into()
     }
@@ -168,6 +171,7 @@ impl<'a> Request<'a> {
 
     /// The local memory that it uses until it is complete, and whether the
     /// device writes to it.
+    #[inline]
     pub(super) fn local(&self) -> Option<(Local<'a>, bool)> {
         match self.work {
             Work::Read { into, .. } => Some((into, true)),
@@ -180,6 +184,7 @@ impl<'a> Request<'a> {
     }
 
     /// The bytes that are copied as it is posted.
+    #[inline]
     pub(super) fn inline(&self) -> Option<&'a [u8]> {
         match self.work {
             Work::WriteInline { bytes, .. } | Work::SendInline { bytes, .. } => Some(bytes),
@@ -188,6 +193,7 @@ impl<'a> Request<'a> {
     }
 
     /// What is wrong with it whatever the queue pair, if anything.
+    #[inline]
     pub(super) fn flaw(&self) -> Option<&'static str> {
         let (local, writes) = self.local()?;
         if writes && !local.region.access().contains(Access::LOCAL) {
@@ -209,6 +215,7 @@ impl<'a> Request<'a> {
 
     /// Fills in what goes to the device. The answer's pointers are those of
     /// `self` and `entry`.
+    #[inline]
     pub(super) fn fill(&self, wr: &mut sys::ibv_send_wr, entry: &mut sys::ibv_sge, id: u64) {
         *wr = EMPTY;
         wr.wr_id = id;

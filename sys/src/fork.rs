@@ -63,6 +63,7 @@ fn marker() -> &'static Marker {
 /// The generation of this process. Never blocks; one load, or one system call
 /// on kernels before 4.14.
 #[must_use]
+#[inline]
 pub fn generation() -> Generation {
     match marker() {
         Marker::Page(page) => {

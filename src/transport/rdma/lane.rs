@@ -63,24 +63,47 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    #[inline]
     pub(super) fn word(&self, index: usize) -> Result<Local<'_>, Trouble> {
         self.buffer.slice(index * 8..index * 8 + 8).map_err(|e| Trouble::before(&e))
     }
 
     /// Relaxed: taking a request's completion orders what it wrote, see
     /// `CompletionQueue::poll`.
+    #[inline]
     pub(super) fn value(&self, index: usize) -> u64 {
         self.buffer.words().get(index).map_or(0, |w| w.load(Ordering::Relaxed))
     }
 
     /// Posts one request and waits for it.
+    #[inline]
     pub(super) fn run(&self, request: Request<'_>) -> Result<(), Trouble> {
         self.attempt(|| {
             let id = self.queue.post(request).map_err(|e| match e {
                 Error::Unclear { .. } => Trouble::unclear(&e),
                 _ => Trouble::before(&e),
             })?;
+            // An adapter answers in a microsecond or two, and soft-RoCE mostly
+            // within the call that posts.
+            let mut one = [Completion::default()];
+            for _ in 0..LOOKS {
+                if self.completions.poll(&mut one).map_err(|e| Trouble::unclear(&e))? > 0 {
+                    self.retire(&one[0], true)?;
+                    if one[0].work() == Some(id) {
+                        return Ok(());
+                    }
+                }
+            }
             self.finish(id, true)
+        })
+    }
+
+    /// Takes note of a completion. `alone`: see [`finish`](Self::finish).
+    #[inline]
+    fn retire(&self, completion: &Completion, alone: bool) -> Result<(), Trouble> {
+        self.queue.retire(completion).map_err(|e| Trouble {
+            undone: completion.status().was_refused() && alone,
+            why: e.to_string(),
         })
     }
 
@@ -95,6 +118,7 @@ impl Lane {
         })
     }
 
+    #[inline]
     pub(super) fn attempt(
         &self,
         work: impl FnOnce() -> Result<(), Trouble>,
@@ -110,18 +134,27 @@ impl Lane {
 
     /// Whether a request that is posted now has a chance. A doorbell that
     /// failed has left the queue pair broken.
+    #[inline]
     pub(super) fn check(&self) -> Result<(), Trouble> {
+        // Relaxed, both: for `broken` see `attempt`; `rung` is changed under the
+        // lane's lock only.
+        if self.broken.load(Ordering::Relaxed) || self.rung.load(Ordering::Relaxed) {
+            return self.look_closer();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn look_closer(&self) -> Result<(), Trouble> {
         if self.broken.load(Ordering::Relaxed) {
             let why = "it broke under another operation".to_owned();
             return Err(Trouble { why, undone: true });
         }
-        // Relaxed: changed under the lane's lock only.
-        if self.rung.swap(false, Ordering::Relaxed) {
-            let mut batch = [Completion::default(); 4];
-            let n = self.completions.poll(&mut batch).map_err(|e| Trouble::before(&e))?;
-            for completion in &batch[..n] {
-                self.queue.retire(completion).map_err(|e| Trouble::before(&e))?;
-            }
+        self.rung.store(false, Ordering::Relaxed);
+        let mut batch = [Completion::default(); 4];
+        let n = self.completions.poll(&mut batch).map_err(|e| Trouble::before(&e))?;
+        for completion in &batch[..n] {
+            self.queue.retire(completion).map_err(|e| Trouble::before(&e))?;
         }
         Ok(())
     }
@@ -147,6 +180,7 @@ impl Lane {
 
     /// Waits for the completion of the one signalled request that is under way.
     /// `alone`: a refusal can only be its own, or that of a doorbell before it.
+    #[cold]
     pub(super) fn finish(&self, id: WorkId, alone: bool) -> Result<(), Trouble> {
         let mut done = false;
         while !done {
@@ -167,10 +201,7 @@ impl Lane {
         loop {
             let n = self.completions.poll(&mut batch).map_err(|e| Trouble::unclear(&e))?;
             for completion in &batch[..n] {
-                self.queue.retire(completion).map_err(|e| Trouble {
-                    undone: completion.status().was_refused() && alone,
-                    why: e.to_string(),
-                })?;
+                self.retire(completion, alone)?;
                 if let Some(work) = completion.work() {
                     tell(work);
                 }

@@ -192,6 +192,21 @@ impl Rdma {
         bound.get(usize::from(array))?.clone()
     }
 
+    /// Carries out an operation on a cell if it is one that goes by RDMA. The
+    /// lock is held meanwhile, which is cheaper than a reference of one's own.
+    #[inline]
+    fn one_sided(&self, op: CellOp) -> Option<Result<u64, (Arc<Rails>, Trouble)>> {
+        let all = self.bound.read().unwrap_or_else(PoisonError::into_inner);
+        let bound = all.get(usize::from(op.array))?.as_deref()?;
+        let guess = bound.guesses.get(op.offset as usize)?;
+        let rails = &bound.rails;
+        let here = op.op == Op::Load || !op.op.is_read() && self.changes_here(rails);
+        here.then(|| {
+            let done = rails.execute(bound.base + op.offset, op.op, op.a, op.b, guess);
+            done.map_err(|trouble| (rails.clone(), trouble))
+        })
+    }
+
     /// The rails are broken: from here on everything goes over TCP. Returns
     /// when nothing that was sent by them can happen any more, as far as the
     /// server can still be asked: for every caller, not the first alone, since
@@ -205,11 +220,12 @@ impl Rdma {
             }
             *current = None;
         }
-        self.bound.write().unwrap_or_else(PoisonError::into_inner).clear();
         tracing::warn!(why = trouble.why, "RDMA is lost; going on over TCP");
         *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(trouble.why.clone());
-        // Whoever else waits for an answer need not wait for its time to end.
+        // Whoever else waits for an answer need not wait for its time to end;
+        // and we would wait for them, who hold the lock.
         rails.shut();
+        self.bound.write().unwrap_or_else(PoisonError::into_inner).clear();
         self.link.set_bell(None);
         // The server then repeats what it has sent us by the rails.
         match self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT) {
@@ -367,29 +383,17 @@ impl Transport for Rdma {
         if op.op == Op::Acquire {
             return self.acquire(op);
         }
-        let Some(bound) = self.way(op.array) else {
-            return self.link.execute(op);
-        };
-        let rails = &bound.rails;
-        let guess = match bound.guesses.get(op.offset as usize) {
-            Some(guess) if op.op == Op::Load || !op.op.is_read() && self.changes_here(rails) => {
-                guess
-            }
-            _ => return self.link.execute(op),
-        };
-        let place = bound.base + op.offset;
-        match rails.execute(place, op.op, op.a, op.b, guess) {
-            Ok(mut word) if is_suspect(word) => {
-                self.ask(&[op], std::slice::from_mut(&mut word)).map(|()| word)
-            }
-            Ok(word) => Ok(word),
-            Err(trouble) => {
-                self.give_up(rails, &trouble);
+        match self.one_sided(op) {
+            Some(Ok(word)) if !is_suspect(word) => Ok(word),
+            Some(Ok(mut word)) => self.ask(&[op], std::slice::from_mut(&mut word)).map(|()| word),
+            Some(Err((rails, trouble))) => {
+                self.give_up(&rails, &trouble);
                 match self.unknown(op.op, &trouble) {
                     Some(failure) => Err(failure),
                     None => self.link.execute(op),
                 }
             }
+            None => self.link.execute(op),
         }
     }
 

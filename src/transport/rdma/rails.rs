@@ -13,9 +13,10 @@ use crate::verbs::{
     UnconnectedQueuePair,
 };
 use crate::wire::{LaneRecord, RdmaRecord, Tag};
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Requests that one lane may have outstanding.
@@ -24,6 +25,23 @@ const DEPTH: u32 = 128;
 const NOTES: u32 = 64;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
+
+/// A number of the calling thread's own.
+#[inline]
+fn home() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static HOME: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    HOME.with(|home| {
+        home.get().unwrap_or_else(|| {
+            // Relaxed: a number, which orders no other memory.
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            home.set(Some(number));
+            number
+        })
+    })
+}
 
 /// The swap to try where, by a guess, `op` would change nothing: that the cell
 /// has gone one step further meanwhile, as it does when two take turns. It
@@ -131,7 +149,6 @@ impl Unconnected {
             lanes,
             queues,
             broken,
-            next: AtomicUsize::new(0),
             remote: peer,
             capacity,
             bell: self.bell,
@@ -149,7 +166,6 @@ pub(super) struct Rails {
     /// Those of the lanes.
     queues: Vec<Arc<QueuePair>>,
     broken: Arc<AtomicBool>,
-    next: AtomicUsize,
     remote: RdmaRecord,
     capacity: u64,
     bell: (Arc<CompletionQueue>, Arc<CompletionChannel>),
@@ -158,19 +174,26 @@ pub(super) struct Rails {
 }
 
 impl Rails {
-    fn lane(&self) -> std::sync::MutexGuard<'_, Lane> {
-        // Relaxed: any lane will do.
-        let start = self.next.fetch_add(1, Ordering::Relaxed);
-        let count = self.lanes.len();
-        (0..count)
-            .find_map(|i| self.lanes[(start + i) % count].try_lock().ok())
-            .unwrap_or_else(|| crate::engine::lock(&self.lanes[start % count]))
+    /// A lane that nobody uses, the thread's own if it can be: what it used last
+    /// is near, on both ends.
+    #[inline]
+    fn lane(&self) -> MutexGuard<'_, Lane> {
+        let home = &self.lanes[home() % self.lanes.len()];
+        home.try_lock().unwrap_or_else(|_| self.another(home))
     }
 
+    #[cold]
+    fn another<'a>(&'a self, home: &'a Mutex<Lane>) -> MutexGuard<'a, Lane> {
+        let free = self.lanes.iter().find_map(|lane| lane.try_lock().ok());
+        free.unwrap_or_else(|| crate::engine::lock(home))
+    }
+
+    #[inline]
     fn at(&self, byte: u64) -> Remote {
         Remote { address: self.remote.address + byte, key: self.remote.key }
     }
 
+    #[inline]
     fn cell(&self, place: u32) -> Remote {
         self.at(CELLS_AT as u64 + u64::from(place) * 8)
     }

@@ -1,4 +1,5 @@
-//! Shared events and counters for programs on many machines.
+//! Shared events, counters, locks, barriers and semaphores for programs on many
+//! machines.
 //!
 //! A [`Server`] holds one flat array of atomic 64-bit cells. Programs anywhere
 //! connect to it as a [`Client`] and share named arrays of events and counters
@@ -25,6 +26,34 @@
 //! let rounds = client.counters("rounds", 1, 4)?;
 //! assert_eq!(rounds.at(0, 2)?.fetch_add(1)?, 0);
 //! # Ok(())
+//! # }
+//! ```
+//!
+//! # Locks, barriers, peers
+//!
+//! ```
+//! use farcell::{Client, Error, Key, Server, WaitOptions};
+//!
+//! # fn main() -> Result<(), farcell::Error> {
+//! # let key = Key::new(*b"at least 16 bytes")?;
+//! # let server = Server::builder(key.clone()).bind("127.0.0.1:0").start()?;
+//! # let client = Client::builder().addr(server.address()).key(key.clone()).connect()?;
+//! # let other = Client::builder().addr(server.address()).key(key).connect()?;
+//! client.join("rank 3")?;
+//! let lock = client.locks("params", 1, 4)?.at(0, 2)?;
+//! let guard = lock.lock()?;
+//! assert_eq!((guard.token(), guard.was_abandoned()), (1, false));
+//! guard.unlock()?;
+//!
+//! let barrier = client.barriers("epoch", 1, 1, 1)?.at(0, 0)?;
+//! assert!(barrier.wait()?.is_last());
+//!
+//! # other.join("rank 0")?;
+//! # other.close();
+//! let go = client.events("go", 1, 1)?.at(0, 0)?;
+//! let options = WaitOptions::new().peers(["rank 0"]);
+//! assert!(matches!(go.wait_with_options(&options), Err(Error::PeerLost { .. })));
+//! client.release()
 //! # }
 //! ```
 //!

@@ -654,12 +654,12 @@ impl Refusal {
             23 => Refusal::Catalog(CatalogError::Full { asked: a, free: b, largest: c }),
             24 => Refusal::Catalog(CatalogError::TooMany),
             25 => Refusal::Catalog(CatalogError::Param(a)),
-            56 => Refusal::Catalog(CatalogError::Unkept(small(a)?.cast_signed())),
             32 => Refusal::StaleSeat,
             33 => Refusal::BadOperand,
             34 => Refusal::BadPeer,
             35 => Refusal::NameTaken(small(a)?),
             36 => Refusal::TooMuchLeft,
+            56 => Refusal::Catalog(CatalogError::Unkept(small(a)?.cast_signed())),
             _ => return None,
         })
     }

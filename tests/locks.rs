@@ -292,6 +292,22 @@ fn one_that_queues_goes_on_with_its_next_session() {
 }
 
 #[test]
+fn a_time_is_a_time_also_without_a_connection() {
+    let server = server().start().unwrap();
+    let proxy = Proxy::start(server.local_addrs()[0], vec![Cut::Never]);
+    let away = Client::builder().addr(proxy.addr()).key(key()).connect().unwrap();
+    let lock = away.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
+    let semaphore = away.semaphores("s", 1, 1, 1, 1).unwrap().at(0, 0).unwrap();
+    drop(proxy);
+    server.stop();
+    eventually("the connection is gone", || !away.is_connected());
+    let begun = Instant::now();
+    assert!(lock.lock_timeout(Duration::from_millis(100)).unwrap().is_none());
+    assert!(!semaphore.acquire_timeout(Duration::from_millis(100)).unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn a_removed_lock_says_so() {
     let server = server().start().unwrap();
     let a = client(&server).connect().unwrap();
@@ -319,6 +335,7 @@ fn locks_are_no_counters_and_not_for_those_who_only_read() {
     let lock = reader.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
     assert!(matches!(lock.try_lock().unwrap_err(), Error::ReadOnly { .. }));
     assert!(!lock.is_locked().unwrap());
+    assert!(matches!(reader.join("p"), Err(Error::ReadOnly { .. })));
 }
 
 #[test]

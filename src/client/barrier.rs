@@ -75,8 +75,8 @@ impl Barrier {
     /// session waits here takes one round trip more.
     ///
     /// # Errors
-    /// [`Error::BarrierBroken`]; as [`Event::take`](crate::Event::take);
-    /// [`Error::LeaseLost`] if the session was lost while it waited, which has
+    /// [`Error::BarrierBroken`]; as [`Event::take`](crate::Event::take), and if the
+    /// outcome is unknown the barrier is broken; [`Error::LeaseLost`] if the session was lost while it waited, which has
     /// broken the barrier.
     pub fn wait(&self) -> Result<BarrierWait> {
         self.wait_with_options(&WaitOptions::new())
@@ -99,7 +99,17 @@ impl Barrier {
     pub fn wait_with_options(&self, options: &WaitOptions) -> Result<BarrierWait> {
         let parties = self.array.form.param;
         self.be_a_party()?;
-        let found = Word::of(self.execute(Op::Arrive, 0)?);
+        let found = match self.execute(Op::Arrive, 0) {
+            Ok(word) => Word::of(word),
+            Err(error) => {
+                // It may count as having come, and will not come again: the
+                // others must know.
+                if matches!(error, Error::OutcomeUnknown { .. }) {
+                    let _ = self.abort();
+                }
+                return Err(error);
+            }
+        };
         if found.broken {
             return Err(self.broken(found.epoch));
         }

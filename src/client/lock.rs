@@ -1,7 +1,7 @@
 //! Locks.
 
 use super::array::{Array, array_handle};
-use crate::cell::{Op, is_waiting, sync};
+use crate::cell::{Op, WAITING, is_waiting, sync};
 use crate::error::{Error, Result};
 use crate::transport::tcp::{Canceller, Patience};
 use crate::transport::{CellOp, Failure};
@@ -35,6 +35,9 @@ pub struct Lock {
     row: usize,
     col: usize,
 }
+
+/// The word of a lock that cannot be had without queueing.
+const TAKEN: u64 = WAITING;
 
 impl Lock {
     /// Takes it, or sleeps until it can. If nobody holds it that is one round
@@ -80,6 +83,7 @@ impl Lock {
     ) -> Result<Option<LockGuard>> {
         let link = &self.array.client.core.link;
         let deadline = timeout.and_then(|time| Instant::now().checked_add(time));
+        let at_once = timeout.is_some_and(|time| time.is_zero());
         loop {
             if cancel.is_some_and(Canceller::is_cancelled) {
                 return Err(Error::Cancelled);
@@ -92,9 +96,15 @@ impl Lock {
             let (number, offset) = (self.array.number, self.offset);
             let a = u64::from(welcome.seat);
             let op = CellOp { op: Op::Acquire, array: number, offset, a, b: 0 };
-            let found = match self.array.transport().execute(op) {
+            // Where the server is asked anyway it may as well queue at once.
+            let tried = if at_once || self.array.client.core.is_one_sided() {
+                self.array.transport().execute(op)
+            } else {
+                Ok(TAKEN)
+            };
+            let found = match tried {
                 Ok(word) if sync::Lock::of(word).seat == 0 && !is_waiting(word) => Some(word),
-                Ok(_) if timeout.is_some_and(|time| time.is_zero()) => return Ok(None),
+                Ok(_) if at_once => return Ok(None),
                 Ok(_) => {
                     let record = AcquireRecord {
                         array: number,

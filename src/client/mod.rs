@@ -322,6 +322,13 @@ struct Core {
     only_tcp: bool,
 }
 
+impl Core {
+    /// Whether a change of a cell is done without asking the server.
+    fn is_one_sided(&self) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())
+    }
+}
+
 impl Drop for Core {
     fn drop(&mut self) {
         self.link.close();

@@ -66,7 +66,7 @@ impl Client {
     /// # Errors
     /// [`Error::NameTaken`] if a living session is called so, also if its process
     /// has died and its lease is not yet over; [`Error::BadPeerName`];
-    /// [`Error::Unreachable`].
+    /// [`Error::ReadOnly`]; [`Error::Unreachable`].
     pub fn join(&self, name: &str) -> Result<()> {
         let peer = name.to_owned();
         if !is_peer(name) {
@@ -75,6 +75,7 @@ impl Client {
         self.core.link.join(name).map_err(|failure| match failure {
             Failure::Error(error) => error,
             Failure::Refused(Refusal::NameTaken(seat), _) => Error::NameTaken { peer, seat },
+            Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "join" },
             Failure::Refused(refusal, _) => self.senseless(&format!("a refusal ({refusal:?})")),
         })
     }

@@ -5,7 +5,7 @@
 //! belongs. Tests drive it by hand.
 //!
 //! It may be driven by several threads at once. Locks are taken in the order
-//! session, catalog, then parking or journal, peers; the table of sessions is
+//! session, catalog, then parking and peers, or journal; the table of sessions is
 //! always the last one and held for a moment. Cells need no lock.
 //!
 //! A session ends in two steps. First it is over: its waits are gone, nothing of

@@ -1,7 +1,7 @@
 //! What the engine does about locks, barriers and peers: the requests, and what
 //! is to be done when a session has ended.
 
-use super::actor::{Actor, execute};
+use super::actor::{Actor, execute, replace};
 use super::parking::{Ended, Parking, WaitId};
 use super::peers::{Bequest, Breach, Gone, Loss, MAX_PARTIES, NameRefused, Way};
 use super::request::{Gathered, Refused, check, check_operands, finish_words};
@@ -66,6 +66,9 @@ impl<A: Actor> Engine<A> {
 
     fn join(&self, session: &Session, payload: &[u8]) -> Result<Result<(), Refused>, Violation> {
         let name = std::str::from_utf8(payload).map_err(|_| Violation::Field("name"))?;
+        if session.access == Access::ReadOnly {
+            return Ok(Err((Refusal::ReadOnly, 0)));
+        }
         let joined = lock(&self.peers).join(session.seat, name);
         Ok(joined.map_err(|why| match why {
             NameRefused::Bad => (Refusal::BadPeer, 0),
@@ -383,6 +386,24 @@ impl<A: Actor> Engine<A> {
         self.count(&parking);
         drop(parking);
         deliver(gathered.done, out);
+    }
+
+    /// To be called at the start, with cells of a former life: nobody who held a
+    /// lock then lives, and of those who waited at a barrier nobody does any
+    /// more, so it would never have all together again.
+    pub fn take_over(&self) {
+        let mut nobody_waits = Vec::new();
+        self.free_locks(|_| true, true, &mut nobody_waits);
+        let catalog = self.catalogued();
+        for entry in arrays(&catalog, &[Kind::Barrier]).values() {
+            for place in entry.base..entry.base + entry.extent {
+                let word = self.actor.load(place);
+                let barrier = Barrier::of(word);
+                if barrier.index(entry.form.param) > 0 && !barrier.broken {
+                    replace(&self.actor, place, Barrier { broken: true, ..barrier }.value() << 1);
+                }
+            }
+        }
     }
 
     /// To be called now and then: frees locks that are held by nobody who

@@ -251,6 +251,7 @@ impl ServerBuilder {
             most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
             most_strangers: (files / 4).clamp(16, 4096),
         });
+        shared.engine.take_over();
         // From here on dropping the server ends what has been started.
         let threads = Vec::new();
         let mut server = Server { shared: shared.clone(), addrs, origin, threads, keeper: None };

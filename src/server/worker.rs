@@ -92,6 +92,8 @@ pub struct Worker {
     pub(super) scratch: Vec<u8>,
     pub(super) out: Out,
     pub(super) stopping: Option<Instant>,
+    /// When to look for locks that nobody holds.
+    pub(super) next_tidy: Instant,
     /// Complaints about clients in the second that began then.
     pub(super) complaints: (Instant, u32),
     /// When it last had something to do: the time of all that it does then, so
@@ -149,6 +151,7 @@ impl Worker {
             out: Out::default(),
             complaints: (Instant::now(), 0),
             stopping: None,
+            next_tidy: Instant::now(),
             now: Instant::now(),
         })
     }
@@ -244,7 +247,13 @@ impl Worker {
                     self.shared.engine.repeat(session, &mut self.out);
                 }
             }
-            self.shared.engine.tidy(&mut self.out);
+            if now >= self.next_tidy {
+                let begun = Instant::now();
+                self.shared.engine.tidy(&mut self.out);
+                // Never more than a fiftieth of a core, however many locks.
+                let end = Instant::now();
+                self.next_tidy = end + (end - begun) * 50;
+            }
             self.post_out();
         }
     }

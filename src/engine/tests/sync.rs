@@ -88,7 +88,7 @@ impl Place {
         mail(out)
     }
 
-    /// Time passes, and those whose lease is over are buried.
+    /// Time passes, and those whose lease is over are settled.
     fn pass_to(&self, now: u64) -> Vec<(u64, Frame)> {
         let now = Duration::from_millis(now);
         let mut out = Out::default();

@@ -183,6 +183,11 @@ impl Rdma {
         Err(lost.clone().unwrap_or_default())
     }
 
+    /// Whether changes go by RDMA now.
+    pub fn is_one_sided(&self) -> bool {
+        self.rails().is_some_and(|rails| self.changes_here(&rails))
+    }
+
     fn rails(&self) -> Option<Arc<Rails>> {
         self.rails.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

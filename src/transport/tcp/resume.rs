@@ -61,8 +61,8 @@ fn is_same_state(before: &Resume, now: &Welcome) -> bool {
 /// A new session knows none of our arrays: opens each under its old number,
 /// and so creates it on a server that has lost its state. If it has not, an
 /// array that is not there was removed, and is not made again. One that cannot
-/// be opened stays closed, and operations on it say so. Then it gets its name and
-/// its will.
+/// be opened stays closed, and operations on it say so. Then the session gets its
+/// name and its will.
 fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
     let bindings = link.bindings();
     let addr = &link.settings.target.addr;

@@ -15,6 +15,10 @@ fn sleep(ms: u64) {
     thread::sleep(Duration::from_millis(ms));
 }
 
+/// A guard may end in another thread than it began in.
+const fn may_travel<T: Send + Sync>() {}
+const _: () = may_travel::<farcell::LockGuard>();
+
 #[test]
 fn a_lock_is_held_by_one_and_says_so() {
     let server = server().start().unwrap();

@@ -249,10 +249,12 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if self.held
-            && let Err(error) = self.free()
-        {
-            tracing::warn!(%error, "a lock that was dropped could not be unlocked");
+        match self.free() {
+            // It went with the session, as whoever closed that has wanted.
+            Ok(()) | Err(Error::Closed) => {}
+            Err(error) => {
+                tracing::warn!(%error, "a lock that was dropped could not be unlocked");
+            }
         }
     }
 }

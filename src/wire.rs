@@ -99,6 +99,12 @@ pub enum Tag {
     /// Gives RDMA up. Answered by [`Tag::RdmaRefused`] when no operation of
     /// this client can happen any more that way.
     RdmaClose = 20,
+    /// Asks for the segment's memory. The id is a wait's; answered by
+    /// [`Tag::ShmOpened`] or [`Tag::ShmRefused`].
+    ShmOpen = 21,
+    /// The index of a cell, 4 bytes: it was changed in memory under its waiting
+    /// bit. Not answered.
+    Ring = 23,
     /// [`WaitHead`] and [`WaitRecord`]s; the id is the wait's. Answered by
     /// [`Tag::Woken`] when satisfied.
     Wait = 16,
@@ -144,6 +150,10 @@ pub enum Tag {
     RdmaOpened = 83,
     /// Why there is no RDMA, in words.
     RdmaRefused = 84,
+    /// [`ShmRecord`]: where the memory can be had.
+    ShmOpened = 85,
+    /// Why there is no shared memory, in words.
+    ShmRefused = 86,
     /// The server stops; no request behind the last reply was carried out.
     GoingAway = 96,
 }
@@ -172,6 +182,8 @@ impl Tag {
             20 => Tag::RdmaClose,
             24 => Tag::Acquire,
             25 => Tag::Forfeit,
+            21 => Tag::ShmOpen,
+            23 => Tag::Ring,
             32 => Tag::Heartbeat,
             33 => Tag::Bye,
             64 => Tag::Words,
@@ -187,6 +199,8 @@ impl Tag {
             82 => Tag::WaitRefused,
             83 => Tag::RdmaOpened,
             84 => Tag::RdmaRefused,
+            85 => Tag::ShmOpened,
+            86 => Tag::ShmRefused,
             96 => Tag::GoingAway,
             _ => return None,
         })
@@ -354,6 +368,33 @@ pub struct LaneRecord {
 
 /// Most queue pairs that one session may have.
 pub const MAX_LANES: usize = 16;
+
+/// Where a client on the server's machine gets the segment's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ShmRecord {
+    /// Which start of which machine this is (`/proc/sys/kernel/random/boot_id`).
+    pub boot: [u8; 16],
+    /// Name of the server's socket, in the abstract namespace.
+    pub name: [u8; 16],
+    /// What the client says there: good once, and for seconds.
+    pub token: [u8; 16],
+    /// What the server says to it.
+    pub echo: [u8; 16],
+    /// Bytes of the segment's file.
+    pub segment: u64,
+    /// Bytes of the file that says where the server has waiters.
+    pub watched: u64,
+    /// Bytes of the file in which the client says where it sleeps; 0: there is
+    /// none.
+    pub desk: u64,
+    /// 1: the client may change cells in memory.
+    pub writable: u8,
+    /// 1: the segment's file cannot become shorter (`F_SEAL_SHRINK`).
+    pub sealed: u8,
+    /// 0.
+    pub reserved: [u8; 6],
+}
 
 /// An array in a list; `name_len` bytes of name follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

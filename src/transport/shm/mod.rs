@@ -49,6 +49,8 @@ struct State {
     /// The memory that goes with the session, also while the connection is down.
     window: Option<Arc<Window>>,
     session: u64,
+    /// Which life of the server it is with.
+    incarnation: u64,
     /// The connection is there, so the memory is that of a living server.
     up: bool,
     closed: bool,
@@ -83,14 +85,19 @@ impl Shm {
     pub fn open(link: &Arc<Link>, under: Arc<dyn Transport>) -> Result<Arc<Shm>, String> {
         // So that it is known by now whether there can be any.
         slot::give(slot::take().map_err(|e| format!("memory that a forked child lacks: {e}"))?);
-        let session = link.welcome().session;
+        let Welcome { session, incarnation, .. } = link.welcome();
         let window = Arc::new(attach::attach(link)?);
         let shm = Arc::new_cyclic(|me| Shm {
             link: link.clone(),
             under,
             generation: fork::generation(),
             epoch: AtomicU64::new(0),
-            state: RwLock::new(State { window: Some(window.clone()), session, ..State::default() }),
+            state: RwLock::new(State {
+                window: Some(window.clone()),
+                session,
+                incarnation,
+                ..State::default()
+            }),
             sleepers: Sleepers::default(),
             windows: Mutex::new(vec![window]),
             me: me.clone(),
@@ -344,7 +351,8 @@ impl Follower for Shm {
             return;
         }
         let mut state = self.write();
-        if welcome.resumed && state.window.is_some() {
+        let same = welcome.incarnation == state.incarnation;
+        if welcome.resumed && same && state.window.is_some() {
             state.up = self.link.has(welcome.session);
             state.show_all();
             return;
@@ -354,6 +362,7 @@ impl Follower for Shm {
         self.count();
         state.up = false;
         state.session = welcome.session;
+        state.incarnation = welcome.incarnation;
         for (number, bound) in state.bound.iter_mut().enumerate() {
             if let Some(bound) = bound
                 && bound.base.is_none_or(|(session, _)| session != welcome.session)

@@ -9,6 +9,10 @@
 //! their order. Waits have numbers of their own, because they are answered
 //! whenever they are satisfied.
 
+mod shm;
+
+pub use shm::ShmRecord;
+
 use crate::catalog::{CatalogError, Form, Kind, NameError};
 use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
@@ -368,33 +372,6 @@ pub struct LaneRecord {
 
 /// Most queue pairs that one session may have.
 pub const MAX_LANES: usize = 16;
-
-/// Where a client on the server's machine gets the segment's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct ShmRecord {
-    /// Which start of which machine this is (`/proc/sys/kernel/random/boot_id`).
-    pub boot: [u8; 16],
-    /// Name of the server's socket, in the abstract namespace.
-    pub name: [u8; 16],
-    /// What the client says there: good once, and for seconds.
-    pub token: [u8; 16],
-    /// What the server says to it.
-    pub echo: [u8; 16],
-    /// Bytes of the segment's file.
-    pub segment: u64,
-    /// Bytes of the file that says where the server has waiters.
-    pub watched: u64,
-    /// Bytes of the file in which the client says where it sleeps; 0: there is
-    /// none.
-    pub desk: u64,
-    /// 1: the client may change cells in memory.
-    pub writable: u8,
-    /// 1: the segment's file cannot become shorter (`F_SEAL_SHRINK`).
-    pub sealed: u8,
-    /// 0.
-    pub reserved: [u8; 6],
-}
 
 /// An array in a list; `name_len` bytes of name follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

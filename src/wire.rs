@@ -9,17 +9,15 @@
 //! their order. Waits have numbers of their own, because they are answered
 //! whenever they are satisfied.
 
-mod shm;
-
-pub use shm::ShmRecord;
-
 use crate::catalog::{CatalogError, Form, Kind, NameError};
 use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
 use bytemuck::{Pod, Zeroable};
 
+mod shm;
 mod sync;
 
+pub use shm::ShmRecord;
 pub use sync::{
     AcquireRecord, BrokenRecord, HoldRecord, MAX_HOLDS, MAX_PEER_BYTES, MAX_WILL, MEMBERS_BYTES,
     MemberRecord, PartyRecord, peers,

@@ -87,7 +87,7 @@ pub(super) struct Window {
 /// Whether the file is as the server said, and cannot become shorter.
 fn check(file: &OwnedFd, bytes: u64, sealed: bool) -> Result<(), String> {
     let size = fstat(file).map_err(|e| format!("fstat: {e}"))?.st_size;
-    if u64::try_from(size) != Ok(bytes) || bytes % 4096 != 0 || bytes <= CELLS_AT as u64 {
+    if u64::try_from(size) != Ok(bytes) || !bytes.is_multiple_of(4096) || bytes <= CELLS_AT as u64 {
         return Err(format!("a file of {size} bytes came, {bytes} were announced"));
     }
     // Memory that is cut off under our feet would end this process.

@@ -56,7 +56,7 @@ impl Slot {
     /// Carries out an operation on the cell at this offset of the array.
     ///
     /// Loads acquire, changes acquire and release, as `engine::Actor` says.
-    #[inline]
+    #[inline(always)]
     pub fn execute(&self, op: Op, offset: u32, a: u64, b: u64) -> Fast {
         let way = self.way(op);
         // Acquire: pairs with the release in `put`, so that the mapping is there.
@@ -197,26 +197,17 @@ fn contend(
     }
 }
 
-/// A cell of an array, and where it was when it was last used: what it holds can
-/// be fetched while the slot is still being looked at.
-#[derive(Debug)]
+/// A cell of an array, for its handle.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     slot: &'static Slot,
     offset: u32,
-    last: AtomicPtr<AtomicU64>,
-}
-
-impl Clone for Place {
-    fn clone(&self) -> Place {
-        Place::new(self.slot, self.offset)
-    }
 }
 
 impl Place {
     /// The cell at this offset of an array.
     pub fn new(slot: &'static Slot, offset: u32) -> Place {
-        // Where no cell is, so that it is no place that a slot leads to.
-        Place { slot, offset, last: AtomicPtr::new(ptr::without_provenance_mut(1)) }
+        Place { slot, offset }
     }
 
     /// Its place, counted from the start of the array.
@@ -227,25 +218,6 @@ impl Place {
     /// As [`Slot::execute`].
     #[inline(always)]
     pub fn execute(&self, op: Op, a: u64, b: u64) -> Fast {
-        let way = self.slot.way(op);
-        // Relaxed: it only counts if it is what the slot says.
-        let last = self.last.load(Ordering::Relaxed);
-        // Acquire: pairs with the release in `put`.
-        let base = way.load(Ordering::Acquire);
-        if base.wrapping_add(self.offset as usize) != last {
-            return self.find(op, a, b);
-        }
-        run(way, base, last, op, a, b)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find(&self, op: Op, a: u64, b: u64) -> Fast {
-        let base = self.slot.way(op).load(Ordering::Acquire);
-        if base.is_null() {
-            return Fast::Not;
-        }
-        self.last.store(base.wrapping_add(self.offset as usize), Ordering::Relaxed);
         self.slot.execute(op, self.offset, a, b)
     }
 }

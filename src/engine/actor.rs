@@ -32,6 +32,11 @@ pub trait Actor {
         false
     }
 
+    /// The cells on which a session's client says that it waits by itself.
+    fn sleeps_of(&self, _session: u64) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// How many wait on this cell, or on any, without the server's doing.
     fn sleepers(&self, _place: Option<u32>) -> usize {
         0

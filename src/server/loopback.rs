@@ -151,6 +151,10 @@ impl Actor for ServerActor {
         self.shm.as_ref().is_some_and(|shm| shm.watch(place, yes))
     }
 
+    fn sleeps_of(&self, session: u64) -> Vec<u32> {
+        self.shm.as_ref().map_or(Vec::new(), |shm| shm.sleeps_of(session))
+    }
+
     fn sleepers(&self, place: Option<u32>) -> usize {
         self.shm.as_ref().map_or(0, |shm| shm.sleepers(place))
     }

@@ -172,9 +172,9 @@ impl Shm {
         })
     }
 
-    /// Looks at what has come to the socket. `true`: there may be more. Does
-    /// not block.
-    pub fn hand_out(&self, now: Instant, lives: impl Fn(u64) -> bool) -> bool {
+    /// Looks at what has come to the socket, and says whom it has given memory.
+    /// `true`: there may be more. Does not block.
+    pub fn hand_out(&self, now: Instant, lives: impl Fn(u64) -> bool, given: impl Fn(u64)) -> bool {
         // One byte more than a token, to know what is longer.
         let mut bytes = [0; 17];
         for _ in 0..IN_TURN {
@@ -194,8 +194,11 @@ impl Shm {
             if grant.until <= now || !lives(grant.session) {
                 continue;
             }
-            if let Err(error) = self.send(&grant, from) {
-                tracing::debug!(session = grant.session, %error, "a client did not get memory");
+            match self.send(&grant, from) {
+                Ok(()) => given(grant.session),
+                Err(error) => {
+                    tracing::debug!(session = grant.session, %error, "a client did not get memory");
+                }
             }
             if !lives(grant.session) {
                 self.close(grant.session);
@@ -264,6 +267,17 @@ impl Shm {
             word.fetch_and(!bit, Ordering::Relaxed);
         }
         true
+    }
+
+    /// The cells on which a session's client sleeps, as it says.
+    pub fn sleeps_of(&self, session: u64) -> Vec<u32> {
+        let desks = self.desks.read().unwrap_or_else(PoisonError::into_inner);
+        let cells = desks.get(&session).map(|desk| &desk.cells()[..DESK_PLACES as usize]);
+        // Relaxed: see `sleepers`.
+        let said = cells.into_iter().flatten().map(|cell| cell.load(Ordering::Relaxed));
+        said.filter(|&said| said != 0 && said <= u64::from(self.capacity))
+            .map(|said| (said - 1) as u32)
+            .collect()
     }
 
     /// How many of the sessions' sleeps are on this cell, or on any, as their

@@ -122,7 +122,9 @@ impl Worker {
         let Ok(shm) = &self.shared.shm else {
             return;
         };
-        if shm.hand_out(Instant::now(), |session| self.shared.engine.has(session)) {
+        let engine = &self.shared.engine;
+        let given = |session| engine.set_way(session, Way::Shm);
+        if shm.hand_out(Instant::now(), |session| engine.has(session), given) {
             // There may be more. Edge-triggered: this asks for another event.
             let fd = shm.socket().as_raw_fd();
             let source = &mut SourceFd(&fd);

@@ -165,7 +165,7 @@ struct WelcomeBytes {
     domain: u8,
     resumed: u8,
     offers_rdma: u8,
-    reserved: u8,
+    offers_shm: u8,
     incarnation: u64,
     session: u64,
     capacity: u64,
@@ -236,6 +236,8 @@ pub struct Welcome {
     pub resumed: bool,
     /// Whether the server has an adapter.
     pub offers_rdma: bool,
+    /// Whether clients on the server's machine can have its memory.
+    pub offers_shm: bool,
     /// Which life of the server this is.
     pub incarnation: u64,
     /// The session.
@@ -328,7 +330,7 @@ impl ServerHandshake {
             domain: welcome.domain as u8,
             resumed: welcome.resumed.into(),
             offers_rdma: welcome.offers_rdma.into(),
-            reserved: 0,
+            offers_shm: welcome.offers_shm.into(),
             incarnation: welcome.incarnation,
             session: welcome.session,
             capacity: welcome.capacity,
@@ -479,6 +481,7 @@ impl<'k> ClientHandshake<'k> {
             domain,
             resumed: w.resumed != 0,
             offers_rdma: w.offers_rdma != 0,
+            offers_shm: w.offers_shm != 0,
             incarnation: w.incarnation,
             session: w.session,
             capacity: w.capacity,
@@ -505,6 +508,7 @@ mod tests {
         domain: Domain::Cpu,
         resumed: true,
         offers_rdma: true,
+        offers_shm: true,
         incarnation: 5,
         session: 6,
         capacity: 7,

@@ -177,9 +177,18 @@ pub struct Entry {
     /// How many cells it takes up, padding included.
     pub extent: u32,
     alive: AtomicBool,
+    /// Clones of it are with those who reach the cells without asking.
+    holders: Arc<()>,
 }
 
 impl Entry {
+    /// Keeps the cells from being given to another array, also when this one is
+    /// removed, as long as the answer lives.
+    #[must_use]
+    pub fn hold(&self) -> Arc<()> {
+        self.holders.clone()
+    }
+
     /// Whether the array has not been removed.
     #[must_use]
     pub fn is_alive(&self) -> bool {
@@ -315,6 +324,7 @@ impl Catalog {
             base,
             extent,
             alive: AtomicBool::new(true),
+            holders: Arc::default(),
         });
         self.arrays.insert(name.to_owned(), entry.clone());
         Ok((entry, true))
@@ -322,8 +332,8 @@ impl Catalog {
 
     /// Removes an array and gives its cells back. Whoever still holds the
     /// entry sees that it is no longer alive. With `hold` the cells come back
-    /// only when nobody holds the entry any more: those who do may change them
-    /// without asking.
+    /// only when nobody [holds](Entry::hold) them any more: those who do may
+    /// change them without asking.
     ///
     /// # Errors
     /// The name is none, or no array has it.
@@ -342,8 +352,9 @@ impl Catalog {
 
     /// Gives back the cells of removed arrays that nobody holds any more.
     pub fn release_held(&mut self) {
-        let (free, held) =
-            std::mem::take(&mut self.held).into_iter().partition(|e| Arc::strong_count(e) == 1);
+        let (free, held) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|e| Arc::strong_count(&e.holders) == 1);
         self.held = held;
         for entry in <Vec<Arc<Entry>>>::into_iter(free) {
             self.release(entry.base, entry.extent);
@@ -440,9 +451,10 @@ mod tests {
     #[test]
     fn held_cells_come_back_when_nobody_holds_them() {
         let mut c = Catalog::new(64);
-        let (holder, _) = c.open_or_create("a", form(1, 64)).unwrap();
+        let (entry, _) = c.open_or_create("a", form(1, 64)).unwrap();
+        let holder = entry.hold();
         drop(c.remove("a", true).unwrap());
-        assert!(!holder.is_alive());
+        assert!(!entry.is_alive());
         assert!(matches!(
             c.open_or_create("b", form(1, 8)),
             Err(CatalogError::Full { free: 0, .. })

@@ -105,6 +105,18 @@ pub enum Error {
         /// Why it cannot be known.
         why: String,
     },
+    /// The client was made by the process from which this one was forked, and
+    /// the session is that process's. The operation did not happen.
+    #[error(
+        "the client belongs to the process from which this one was forked; connect anew in the child"
+    )]
+    Forked,
+    /// Shared memory was asked for, and cannot be had.
+    #[error("no shared memory: {why}; use the transport auto, or a client on the server's machine")]
+    Shm {
+        /// Why not.
+        why: String,
+    },
     /// The server sent something that makes no sense.
     #[error("{addr}: the server broke the protocol: {what}; are both ends of one release?")]
     Protocol {

@@ -108,7 +108,7 @@ impl Run {
     }
 
     /// The offsets of its cells, in order.
-    pub fn offsets(self) -> impl Iterator<Item = u32> {
+    pub fn offsets(self) -> impl Iterator<Item = u32> + Clone {
         (0..self.count).map(move |i| self.offset + i * self.stride)
     }
 }

@@ -79,7 +79,9 @@ mod error;
 mod keyfile;
 mod layout;
 mod rdma;
-mod segment;
+// As `verbs` below: for bare operations on the same kind of memory.
+#[doc(hidden)]
+pub mod segment;
 mod server;
 mod state;
 mod transport;

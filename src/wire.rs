@@ -14,8 +14,10 @@ use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
 use bytemuck::{Pod, Zeroable};
 
+mod shm;
 mod sync;
 
+pub use shm::ShmRecord;
 pub use sync::{
     AcquireRecord, BrokenRecord, HoldRecord, MAX_HOLDS, MAX_PEER_BYTES, MAX_WILL, MEMBERS_BYTES,
     MemberRecord, PartyRecord, peers,
@@ -99,6 +101,12 @@ pub enum Tag {
     /// Gives RDMA up. Answered by [`Tag::RdmaRefused`] when no operation of
     /// this client can happen any more that way.
     RdmaClose = 20,
+    /// Asks for the segment's memory. The id is a wait's; answered by
+    /// [`Tag::ShmOpened`] or [`Tag::ShmRefused`].
+    ShmOpen = 21,
+    /// The index of a cell, 4 bytes: it was changed in memory under its waiting
+    /// bit. Not answered.
+    Ring = 23,
     /// [`WaitHead`] and [`WaitRecord`]s; the id is the wait's. Answered by
     /// [`Tag::Woken`] when satisfied.
     Wait = 16,
@@ -144,6 +152,10 @@ pub enum Tag {
     RdmaOpened = 83,
     /// Why there is no RDMA, in words.
     RdmaRefused = 84,
+    /// [`ShmRecord`]: where the memory can be had.
+    ShmOpened = 85,
+    /// Why there is no shared memory, in words.
+    ShmRefused = 86,
     /// The server stops; no request behind the last reply was carried out.
     GoingAway = 96,
 }
@@ -172,6 +184,8 @@ impl Tag {
             20 => Tag::RdmaClose,
             24 => Tag::Acquire,
             25 => Tag::Forfeit,
+            21 => Tag::ShmOpen,
+            23 => Tag::Ring,
             32 => Tag::Heartbeat,
             33 => Tag::Bye,
             64 => Tag::Words,
@@ -187,6 +201,8 @@ impl Tag {
             82 => Tag::WaitRefused,
             83 => Tag::RdmaOpened,
             84 => Tag::RdmaRefused,
+            85 => Tag::ShmOpened,
+            86 => Tag::ShmRefused,
             96 => Tag::GoingAway,
             _ => return None,
         })

@@ -4,7 +4,7 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{Client, Counter, CounterArray, Error, Server};
+use farcell::{Client, Counter, CounterArray, Error, Server, TransportChoice};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ fn exchange(client: &Client, counter: &Counter) {
 fn through(proxy: &Proxy) -> Client {
     Client::builder()
         .addr(proxy.addr())
+        // Past the proxy there is nothing to cut.
+        .transport(TransportChoice::Tcp)
         .key(key())
         .wait_for_server(Duration::from_secs(10))
         .connect()
@@ -164,6 +166,8 @@ fn a_client_gives_up_after_its_time_and_says_what_is_known() {
     let proxy = Proxy::start(server.local_addrs()[0], vec![Cut::Never]);
     let client = Client::builder()
         .addr(proxy.addr())
+        // Past the proxy there is nothing to cut.
+        .transport(TransportChoice::Tcp)
         .key(key())
         .reconnect_for(Duration::from_millis(300))
         .connect()
@@ -193,6 +197,8 @@ fn a_server_that_only_shakes_hands_is_given_up() {
     let proxy = Proxy::start(server.local_addrs()[0], cuts);
     let client = Client::builder()
         .addr(proxy.addr())
+        // Past the proxy there is nothing to cut.
+        .transport(TransportChoice::Tcp)
         .key(key())
         .reconnect_for(Duration::from_millis(500))
         .connect()

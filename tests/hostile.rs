@@ -3,7 +3,7 @@
 
 mod common;
 use common::{client, eventually, key, server};
-use farcell::{Client, Error, Event, Key, Server};
+use farcell::{Client, Error, Event, Key, Server, TransportChoice};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -132,7 +132,8 @@ fn session_that_says(server: &Server, bytes: Vec<u8>) -> Result<(), Error> {
         near.shutdown(Shutdown::Both).unwrap();
         answered
     });
-    let client = Client::builder().addr(here).key(key()).connect()?;
+    let client =
+        Client::builder().addr(here).key(key()).transport(TransportChoice::Tcp).connect()?;
     let answered = proxy.join().unwrap();
     assert!(answered < 1 << 20, "{answered} bytes");
     client.close();
@@ -207,7 +208,8 @@ fn who_asks_for_much_and_reads_nothing_is_held_up_alone() {
         far.write_all(&bytes).unwrap();
         (near, far)
     });
-    let greedy_client = Client::builder().addr(here).key(key()).connect().unwrap();
+    let greedy_client =
+        Client::builder().addr(here).key(key()).transport(TransportChoice::Tcp).connect().unwrap();
     let (near, far) = greedy.join().unwrap();
     for _ in 0..200 {
         works(&event);
@@ -229,7 +231,8 @@ fn a_vanished_client_is_forgotten_with_its_lease() {
     let here = listener.local_addr().unwrap().to_string();
     let there = server.local_addrs()[0];
     let frozen = std::thread::spawn(move || pass_handshake(&listener, there));
-    let lost = Client::builder().addr(here).key(key()).connect().unwrap();
+    let lost =
+        Client::builder().addr(here).key(key()).transport(TransportChoice::Tcp).connect().unwrap();
     let (_near, mut far) = frozen.join().unwrap();
     assert_eq!(server.sessions(), 2);
     eventually("its lease is over", || server.sessions() == 1);

@@ -69,13 +69,13 @@ fn members_are_listed_with_what_they_hold() {
         let text = site.home.ok(&["members"]);
         let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["NAME", "SEAT", "WAY", "AGE", "HEARD", "HOLDS"]);
-        assert_eq!(lines[1][..4], ["rank", "3", "1", "tcp"]);
+        assert_eq!(lines[1][..4], ["rank", "3", "1", "shm"]);
         assert_eq!(lines[1][6..].join(" "), "lock l 1 2 #1, wait go 0 0");
-        assert_eq!(lines[2][..3], ["-", "2", "tcp"], "the command itself");
+        assert_eq!(lines[2][..3], ["-", "2", "shm"], "the command itself");
         let all = site.home.json(&["members", "--json"]);
         let first = &all["members"][0];
         assert_eq!((&first["name"], &first["seat"]), (&json!("rank 3"), &json!(1)));
-        assert_eq!((&first["transport"], &first["read_only"]), (&json!("tcp"), &json!(false)));
+        assert_eq!((&first["transport"], &first["read_only"]), (&json!("shm"), &json!(false)));
         let lock = json!({"what": "lock", "name": "l", "row": 1, "col": 2, "token": 1});
         let wait = json!({"what": "wait", "name": "go", "row": 0, "col": 0, "token": null});
         assert_eq!(first["holds"], json!([lock, wait]));

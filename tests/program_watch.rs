@@ -49,7 +49,8 @@ fn each_change_is_a_line() {
 #[test]
 fn a_restarted_server_is_found_again() {
     let site = Site::start(&["e:event:1x2"]);
-    let args = ["watch", "e", "--interval", "0.02"];
+    // In memory it may miss a short absence.
+    let args = ["watch", "e", "--interval", "0.02", "--transport", "tcp"];
     let mut watch = Running::start(&mut site.home.command(&args));
     let mut lines = watch.stdout().lines().map(Result::unwrap);
     site.home.ok(&["set", "e", "0", "0"]);

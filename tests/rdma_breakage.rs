@@ -136,7 +136,7 @@ fn the_link_goes_down() {
         return;
     };
     for _ in 0..3 {
-        let server = rdma_server().start().unwrap();
+        let server = rdma_server().shared_memory(false).start().unwrap();
         break_under_load(&server, client(&server), || run(&format!("ip link set {netdev} down")));
         run(&format!("ip link set {netdev} up"));
         // The server's own way to its adapter has failed too: it says so.

@@ -203,6 +203,15 @@ fn handles_over_tcp() {
 }
 
 #[test]
+fn handles_in_shared_memory() {
+    let choices = [TransportChoice::Shm, TransportChoice::Tcp, TransportChoice::Shm];
+    removal(server(), &choices);
+    let server = server().start().unwrap();
+    odd_values(&server, TransportChoice::Shm);
+    waits_end(&server, TransportChoice::Shm);
+}
+
+#[test]
 fn handles_over_rdma() {
     if !device() {
         return;

@@ -7,7 +7,7 @@ mod common;
 
 use common::process::Process;
 use common::{eventually, key};
-use farcell::{Client, ClientBuilder, Error};
+use farcell::{Client, ClientBuilder, Error, TransportChoice};
 use std::time::{Duration, Instant};
 
 fn client(server: &Process) -> ClientBuilder {
@@ -63,7 +63,7 @@ fn a_wait_under_way_goes_on() {
 #[test]
 fn what_cannot_be_repeated_is_unknown() {
     let mut server = Process::start(&[]);
-    let client = client(&server).connect().unwrap();
+    let client = client(&server).transport(TransportChoice::Tcp).connect().unwrap();
     let counter = client.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
     let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
     // The server is stopped, so the requests are sent and not answered.
@@ -108,7 +108,9 @@ fn a_server_that_stops_says_so() {
 #[test]
 fn a_server_that_hangs_is_noticed_within_its_lease() {
     let server = Process::start(&["--lease", "0.6"]);
-    let client = client(&server).reconnect_for(Duration::from_millis(500)).connect().unwrap();
+    // In its memory there is nothing to notice for as long.
+    let builder = client(&server).transport(TransportChoice::Tcp);
+    let client = builder.reconnect_for(Duration::from_millis(500)).connect().unwrap();
     let counter = client.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
     let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
     server.signal("STOP");

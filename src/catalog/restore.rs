@@ -91,7 +91,8 @@ impl Catalog {
             let extent = placed.check(capacity)?;
             let Placed { name, form, base } = placed;
             let alive = AtomicBool::new(true);
-            let entry = Arc::new(Entry { name, form, base, extent, alive });
+            let entry =
+                Arc::new(Entry { name, form, base, extent, alive, holders: Arc::default() });
             if let Some(before) = catalog.arrays.insert(entry.name.clone(), entry.clone()) {
                 return Err(Damage::Twice(before.name.clone()));
             }

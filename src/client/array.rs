@@ -4,9 +4,10 @@ use super::Client;
 use super::options::WaitOptions;
 use super::select::{Cell, Woken};
 use crate::catalog::Form;
-use crate::cell::Op;
+use crate::cell::{Op, event_is_set};
 use crate::error::{Error, Result};
 use crate::layout::Run;
+use crate::transport::shm::{Fast, Place, Slot};
 use crate::transport::tcp::Patience;
 use crate::transport::{CellOp, Failure, Transport};
 use crate::wire::{self, Refusal, WaitRecord};
@@ -24,10 +25,16 @@ pub(super) struct Array {
     /// Of barriers: those that the session has said to be a party of, and which
     /// session that was.
     pub parties: Mutex<HashMap<u32, u64>>,
+    /// The way to the cells in memory, if they are there.
+    pub slot: &'static Slot,
 }
 
 impl Drop for Array {
     fn drop(&mut self) {
+        // First, since the number can mean another array behind the second.
+        if let Some(shm) = &self.client.core.shm {
+            shm.unbind(self.number, self.slot);
+        }
         self.client.core.link.drop_binding(self.number);
     }
 }
@@ -67,9 +74,58 @@ impl Array {
         self.transport().execute(cell).map_err(|f| self.explain(f, op.name()))
     }
 
+    /// The same, in memory if the cell is there.
+    #[inline(always)]
+    pub fn execute_at(&self, place: &Place, op: Op, a: i64, b: i64) -> Result<u64> {
+        match place.execute(op, a as u64, b as u64) {
+            Fast::Done(word) => Ok(word),
+            fast => self.settle(fast, op, place.offset(), a, b),
+        }
+    }
+
+    /// Goes on where the way through memory ended.
+    #[inline(never)]
+    fn settle(&self, fast: Fast, op: Op, offset: u32, a: i64, b: i64) -> Result<u64> {
+        let cell = CellOp { op, array: self.number, offset, a: a as u64, b: b as u64 };
+        let done = match &self.client.core.shm {
+            Some(shm) => shm.settle(fast, cell),
+            None => self.transport().execute(cell),
+        };
+        done.map_err(|f| self.explain(f, op.name()))
+    }
+
     /// One operation on many cells; the words before it.
     pub fn execute_runs(&self, op: Op, runs: &[Run]) -> Result<Vec<u64>> {
         self.transport().execute_runs(op, self.number, runs).map_err(|f| self.explain(f, op.name()))
+    }
+
+    /// Waits for one cell; the word that satisfied it. `None`: the time was
+    /// over.
+    pub fn wait_one(
+        &self,
+        place: &Place,
+        record: WaitRecord,
+        options: &WaitOptions,
+    ) -> Result<Option<u64>> {
+        if !options.is_plain() {
+            let woken = self.wait(1, &[record], options, |_| (0, 0))?;
+            return Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|c| c.word));
+        }
+        // A look at first: nothing need be done for what is so already.
+        if options.cancel.is_none()
+            && let Fast::Done(word) = place.execute(Op::Load, 0, 0)
+        {
+            let holds = match record.condition() {
+                Ok(Some(condition)) => condition.holds(word),
+                _ => event_is_set(word),
+            };
+            if holds {
+                return Ok(Some(word));
+            }
+        }
+        self.transport()
+            .wait_one(record, options.timeout, options.cancel.as_ref())
+            .map_err(|f| self.explain(f, "wait"))
     }
 
     /// Waits for cells. `cells` are those of the records, in order.
@@ -212,7 +268,7 @@ macro_rules! array_handle {
             /// [`Error::OutOfRange`](crate::Error::OutOfRange).
             pub fn at(&self, row: usize, col: usize) -> Result<$one> {
                 let offset = self.array.offset(row, col)?;
-                Ok($one { array: self.array.clone(), offset, row, col })
+                Ok($one::new(&self.array, offset, row, col))
             }
 
             #[doc = concat!("The ", $word, " with this index, counted along the rows: `row * cols + col`.")]

@@ -70,6 +70,10 @@ impl BarrierWait {
 }
 
 impl Barrier {
+    fn new(array: &Arc<Array>, offset: u32, row: usize, col: usize) -> Barrier {
+        Barrier { array: array.clone(), offset, row, col }
+    }
+
     /// Waits until all parties have come. The arrival is one round trip, over
     /// RDMA one atomic; who comes last goes on at once. The first time that a
     /// session waits here takes one round trip more.

@@ -87,7 +87,7 @@ impl Batch {
     fn event(&mut self, event: &Event, op: Op) -> &mut Batch {
         self.check(&event.array);
         let array = event.array.number;
-        self.ops.push(CellOp { op, array, offset: event.offset, a: 0, b: 0 });
+        self.ops.push(CellOp { op, array, offset: event.place.offset(), a: 0, b: 0 });
         self
     }
 
@@ -96,7 +96,7 @@ impl Batch {
         if let Err(error) = fits(a).and_then(|()| fits(b)) {
             self.error.get_or_insert(error);
         }
-        let (array, offset) = (counter.array.number, counter.offset);
+        let (array, offset) = (counter.array.number, counter.place.offset());
         self.ops.push(CellOp { op, array, offset, a: a as u64, b: b as u64 });
         self
     }

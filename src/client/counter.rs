@@ -6,6 +6,7 @@ use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op, pack};
 use crate::error::{Error, Result};
 use crate::layout::Run;
+use crate::transport::shm::Place;
 use crate::transport::tcp::Canceller;
 use crate::wire::WaitRecord;
 use std::sync::Arc;
@@ -25,23 +26,29 @@ array_handle!(CounterArray, Counter, Counters, "counter");
 /// one round trip, and acquire and release.
 #[derive(Clone, Debug)]
 pub struct Counter {
+    pub(super) place: Place,
     pub(super) array: Arc<Array>,
-    pub(super) offset: u32,
     row: usize,
     col: usize,
 }
 
 impl Counter {
+    fn new(array: &Arc<Array>, offset: u32, row: usize, col: usize) -> Counter {
+        Counter { place: Place::new(array.slot, offset), array: array.clone(), row, col }
+    }
+
+    #[inline(always)]
     fn execute(&self, op: Op, a: i64, b: i64) -> Result<i64> {
         fits(a)?;
         fits(b)?;
-        Ok(cell::value(self.array.execute(op, self.offset, a, b)?))
+        Ok(cell::value(self.array.execute_at(&self.place, op, a, b)?))
     }
 
     /// Its value.
     ///
     /// # Errors
     /// As [`Event::is_set`](crate::Event::is_set).
+    #[inline]
     pub fn load(&self) -> Result<i64> {
         self.execute(Op::Load, 0, 0)
     }
@@ -50,6 +57,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`Event::set`](crate::Event::set); [`Error::ValueTooLarge`].
+    #[inline]
     pub fn store(&self, value: i64) -> Result<()> {
         self.execute(Op::Store, value, 0).map(drop)
     }
@@ -58,6 +66,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`Event::take`](crate::Event::take); [`Error::ValueTooLarge`].
+    #[inline]
     pub fn fetch_add(&self, delta: i64) -> Result<i64> {
         self.execute(Op::Add, delta, 0)
     }
@@ -68,6 +77,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`Event::take`](crate::Event::take); [`Error::ValueTooLarge`].
+    #[inline]
     pub fn compare_exchange(&self, expected: i64, new: i64) -> Result<Result<i64, i64>> {
         let found = self.execute(Op::CompareExchange, expected, new)?;
         Ok(if found == expected { Ok(found) } else { Err(found) })
@@ -77,6 +87,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`fetch_add`](Self::fetch_add).
+    #[inline]
     pub fn swap(&self, value: i64) -> Result<i64> {
         self.execute(Op::Swap, value, 0)
     }
@@ -85,6 +96,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`fetch_add`](Self::fetch_add).
+    #[inline]
     pub fn fetch_and(&self, mask: i64) -> Result<i64> {
         self.execute(Op::And, mask, 0)
     }
@@ -93,6 +105,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`fetch_add`](Self::fetch_add).
+    #[inline]
     pub fn fetch_or(&self, mask: i64) -> Result<i64> {
         self.execute(Op::Or, mask, 0)
     }
@@ -101,6 +114,7 @@ impl Counter {
     ///
     /// # Errors
     /// As [`fetch_add`](Self::fetch_add).
+    #[inline]
     pub fn fetch_xor(&self, mask: i64) -> Result<i64> {
         self.execute(Op::Xor, mask, 0)
     }
@@ -138,12 +152,11 @@ impl Counter {
             array: self.array.number,
             comparison: comparison as u8,
             reserved: 0,
-            run: Run::one(self.offset).into(),
+            run: Run::one(self.place.offset()).into(),
             value,
         };
-        let here = |_| (self.row, self.col);
-        let woken = self.array.wait(1, &[record], options, here)?;
-        Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|c| c.value()))
+        let word = self.array.wait_one(&self.place, record, options)?;
+        Ok(word.map(cell::value))
     }
 }
 
@@ -200,6 +213,7 @@ impl Counters {
 }
 
 /// Refuses what does not fit 63 bits.
+#[inline]
 pub(super) fn fits(value: i64) -> Result<()> {
     match pack(value) {
         Some(_) => Ok(()),

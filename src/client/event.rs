@@ -6,6 +6,7 @@ use super::select::{Selection, Woken};
 use crate::cell::{self, Comparison, Op};
 use crate::error::Result;
 use crate::layout::Run;
+use crate::transport::shm::Place;
 use crate::transport::tcp::Canceller;
 use crate::wire::{UNTIL_SET, WaitRecord};
 use std::sync::Arc;
@@ -54,15 +55,20 @@ impl EventArray {
 /// set (release and acquire).
 #[derive(Clone, Debug)]
 pub struct Event {
+    pub(super) place: Place,
     pub(super) array: Arc<Array>,
-    pub(super) offset: u32,
     row: usize,
     col: usize,
 }
 
 impl Event {
+    fn new(array: &Arc<Array>, offset: u32, row: usize, col: usize) -> Event {
+        Event { place: Place::new(array.slot, offset), array: array.clone(), row, col }
+    }
+
+    #[inline(always)]
     fn execute(&self, op: Op) -> Result<u64> {
-        self.array.execute(op, self.offset, 0, 0)
+        self.array.execute_at(&self.place, op, 0, 0)
     }
 
     /// Sets it and wakes all who wait. `false`: it was set before, and nothing
@@ -74,6 +80,7 @@ impl Event {
     /// [`Error::Unreachable`](crate::Error::Unreachable) or
     /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) when the server
     /// stays away, [`Error::ServerGoingAway`](crate::Error::ServerGoingAway).
+    #[inline]
     pub fn set(&self) -> Result<bool> {
         Ok(!cell::event_is_set(self.execute(Op::Set)?))
     }
@@ -83,6 +90,7 @@ impl Event {
     ///
     /// # Errors
     /// As [`set`](Self::set).
+    #[inline]
     pub fn clear(&self) -> Result<bool> {
         Ok(cell::event_is_set(self.execute(Op::Clear)?))
     }
@@ -91,6 +99,7 @@ impl Event {
     ///
     /// # Errors
     /// As [`set`](Self::set), but never that the outcome is unknown.
+    #[inline]
     pub fn is_set(&self) -> Result<bool> {
         Ok(cell::event_is_set(self.execute(Op::Load)?))
     }
@@ -101,6 +110,7 @@ impl Event {
     /// # Errors
     /// As [`set`](Self::set). Unlike set and clear it is never done twice, so
     /// when the server dies under it the outcome is unknown.
+    #[inline]
     pub fn take(&self) -> Result<bool> {
         Ok(cell::event_is_set(self.execute(Op::Take)?))
     }
@@ -110,6 +120,7 @@ impl Event {
     ///
     /// # Errors
     /// As [`is_set`](Self::is_set).
+    #[inline]
     pub fn transitions(&self) -> Result<u64> {
         Ok(cell::value(self.execute(Op::Load)?) as u64)
     }
@@ -184,11 +195,9 @@ impl Event {
     }
 
     fn wait_for(&self, comparison: u8, value: i64, options: &WaitOptions) -> Result<Option<u64>> {
-        let run = Run::one(self.offset).into();
+        let run = Run::one(self.place.offset()).into();
         let record = WaitRecord { array: self.array.number, comparison, reserved: 0, run, value };
-        let here = |_| (self.row, self.col);
-        let woken = self.array.wait(1, &[record], options, here)?;
-        Ok(woken.cells().first().map(|c| c.word).filter(|_| woken.is_satisfied()))
+        self.array.wait_one(&self.place, record, options)
     }
 }
 

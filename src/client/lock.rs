@@ -40,6 +40,10 @@ pub struct Lock {
 const TAKEN: u64 = WAITING;
 
 impl Lock {
+    fn new(array: &Arc<Array>, offset: u32, row: usize, col: usize) -> Lock {
+        Lock { array: array.clone(), offset, row, col }
+    }
+
     /// Takes it, or sleeps until it can. If nobody holds it that is one round
     /// trip, over RDMA one atomic.
     ///

@@ -11,6 +11,7 @@ mod peers;
 mod select;
 mod semaphore;
 mod sync;
+mod way;
 
 pub use barrier::{Barrier, BarrierArray, BarrierWait};
 pub use batch::{Batch, Outcome};
@@ -30,18 +31,20 @@ use crate::keyfile;
 use crate::layout::Shape;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect, soon_enough};
-use crate::transport::rdma::{self, Rdma, RdmaSettings};
+use crate::transport::rdma::RdmaSettings;
+use crate::transport::shm::Slot;
 use crate::transport::tcp::{Link, Settings};
-use crate::transport::{Failure, Transport, keeper};
+use crate::transport::{Failure, keeper};
 use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
 use array::Array;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use way::Core;
 
 /// Names the server, as `HOST:PORT`.
 pub const ENV_ADDR: &str = "FARCELL_ADDR";
-/// Chooses the transport: `auto`, `tcp` or `rdma`.
+/// Chooses the transport: `auto`, `shm`, `rdma` or `tcp`.
 pub const ENV_TRANSPORT: &str = "FARCELL_TRANSPORT";
 /// Names the RDMA device, as `NAME` or `NAME:PORT`.
 pub const ENV_DEVICE: &str = "FARCELL_DEVICE";
@@ -51,9 +54,12 @@ pub const ENV_GID_INDEX: &str = "FARCELL_GID_INDEX";
 /// By which way a client's operations go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TransportChoice {
-    /// RDMA where it works, TCP otherwise.
+    /// Shared memory on the server's machine, otherwise RDMA where it works,
+    /// otherwise TCP.
     #[default]
     Auto,
+    /// Shared memory, or no connection at all.
+    Shm,
     /// TCP.
     Tcp,
     /// RDMA, or no connection at all.
@@ -65,9 +71,10 @@ impl std::str::FromStr for TransportChoice {
     fn from_str(s: &str) -> Result<TransportChoice, String> {
         match s {
             "auto" => Ok(TransportChoice::Auto),
+            "shm" => Ok(TransportChoice::Shm),
             "tcp" => Ok(TransportChoice::Tcp),
             "rdma" => Ok(TransportChoice::Rdma),
-            other => Err(format!("{other:?} is no transport; use auto, tcp or rdma")),
+            other => Err(format!("{other:?} is no transport; use auto, shm, rdma or tcp")),
         }
     }
 }
@@ -75,7 +82,7 @@ impl std::str::FromStr for TransportChoice {
 /// By which way a client's operations go right now, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportReport {
-    /// `rdma` or `tcp`.
+    /// `shm`, `rdma` or `tcp`.
     pub name: &'static str,
     /// What was found, a sentence each: what the transport in use is like, and
     /// why each better one is not in use.
@@ -240,24 +247,7 @@ impl ClientBuilder {
         let first = Instant::now() + Duration::from_millis(welcome.lease_ms) / 3;
         keeper::keep(Arc::downgrade(&link), first)
             .map_err(|e| Error::os("starting the thread that keeps leases", e))?;
-        let only_tcp = choice == TransportChoice::Tcp;
-        let (rdma, reasons) = match choice {
-            TransportChoice::Tcp => (None, vec!["tcp was asked for".to_owned()]),
-            _ => match Rdma::open(&link, &rdma) {
-                Ok(rdma) => (Some(Arc::new(rdma)), Vec::new()),
-                Err(mut reasons) if choice == TransportChoice::Rdma => {
-                    reasons.extend(rdma::lacking(&link));
-                    link.close();
-                    return Err(Error::Rdma { what: reasons.join("; ") });
-                }
-                Err(reasons) => (None, reasons),
-            },
-        };
-        let transport: Arc<dyn Transport> = match &rdma {
-            Some(rdma) => rdma.clone(),
-            None => link.clone(),
-        };
-        let client = Client { core: Arc::new(Core { link, transport, rdma, reasons, only_tcp }) };
+        let client = Client { core: Arc::new(Core::open(link, choice, &rdma)?) };
         // Not otherwise: the report may have to look for a library.
         if tracing::enabled!(tracing::Level::INFO) {
             let TransportReport { name, reasons } = client.transport();
@@ -304,34 +294,6 @@ impl ClientBuilder {
             return Err(Error::NoKey { path });
         }
         Ok((keyfile::load(&path)?, path.display().to_string()))
-    }
-}
-
-/// What a client and its handles share.
-#[derive(Debug)]
-struct Core {
-    /// The session and its control connection.
-    link: Arc<Link>,
-    /// The way to the cells.
-    transport: Arc<dyn Transport>,
-    /// The same, if it is RDMA.
-    rdma: Option<Arc<Rdma>>,
-    /// Why it is not a better one.
-    reasons: Vec<String>,
-    /// No better one was asked for.
-    only_tcp: bool,
-}
-
-impl Core {
-    /// Whether a change of a cell is done without asking the server.
-    fn is_one_sided(&self) -> bool {
-        self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.link.close();
     }
 }
 
@@ -540,19 +502,7 @@ impl Client {
     /// By which way operations go right now, and why.
     #[must_use]
     pub fn transport(&self) -> TransportReport {
-        match self.core.rdma.as_ref().map(|rdma| rdma.state()) {
-            Some(Ok(what)) => TransportReport { name: "rdma", reasons: vec![what] },
-            Some(Err(why)) => {
-                TransportReport { name: "tcp", reasons: vec![format!("rdma was lost: {why}")] }
-            }
-            None => {
-                let mut reasons = self.core.reasons.clone();
-                if !self.core.only_tcp {
-                    reasons.extend(rdma::lacking(&self.core.link));
-                }
-                TransportReport { name: "tcp", reasons }
-            }
-        }
+        self.core.transport_report()
     }
 
     /// Whether there is a connection at this moment. If not, it is being
@@ -612,7 +562,18 @@ impl Client {
     }
 
     fn open(&self, name: &str, form: Option<Form>) -> Result<Arc<Array>> {
-        let opened = self.core.link.open(name, form);
+        let mut session = self.core.link.welcome().session;
+        let mut opened = self.core.link.open(name, form);
+        // The place of the first cell is good in the session that it was told
+        // in: asked again if that may have been another one.
+        while let Ok((number, _)) = opened
+            && self.core.link.welcome().session != session
+        {
+            session = self.core.link.welcome().session;
+            let again = self.core.link.open(name, form);
+            self.core.link.drop_binding(number);
+            opened = again;
+        }
         let (number, record) = opened.map_err(|failure| match failure {
             Failure::Error(e) => e,
             Failure::Refused(Refusal::ReadOnly, _) => Error::ReadOnly { op: "create" },
@@ -630,15 +591,23 @@ impl Client {
         {
             return Err(self.senseless("a shape"));
         }
-        if let Some(rdma) = &self.core.rdma {
+        if let Some(rdma) = self.core.rdma() {
             rdma.bind(number, record.base, shape.extent());
         }
+        let slot = match &self.core.shm {
+            // The others have queues, and the server has those.
+            Some(shm) if matches!(kind, Kind::Event | Kind::Counter) => {
+                shm.bind(number, session, record.base, shape.extent())
+            }
+            _ => Slot::none(),
+        };
         Ok(Arc::new(Array {
             client: self.clone(),
             name: name.to_owned(),
             form: Form { kind, shape, param: record.param },
             number,
             parties: Mutex::default(),
+            slot,
         }))
     }
 }

@@ -33,6 +33,10 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
+    fn new(array: &Arc<Array>, offset: u32, row: usize, col: usize) -> Semaphore {
+        Semaphore { array: array.clone(), offset, row, col }
+    }
+
     /// Takes a permit, or sleeps until it can. If there is one and nobody
     /// queues that is one round trip, over RDMA one atomic; one that was queued
     /// for is confirmed by a round trip more.

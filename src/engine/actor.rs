@@ -23,6 +23,24 @@ pub trait Actor {
     /// Adds to the word, wrapping, and returns what it was. Acquire and
     /// release.
     fn fetch_add(&self, place: u32, delta: u64) -> u64;
+
+    /// Says whether the server has waiters on this cell, before it sets the
+    /// waiting bit for the first and behind the last, to those who change cells
+    /// by themselves and ring only where it has. `true`: there may be such, so
+    /// the waiting bit must be swapped in also where it is set already.
+    fn watch(&self, _place: u32, _yes: bool) -> bool {
+        false
+    }
+
+    /// The cells on which a session's client says that it waits by itself.
+    fn sleeps_of(&self, _session: u64) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// How many wait on this cell, or on any, without the server's doing.
+    fn sleepers(&self, _place: Option<u32>) -> usize {
+        0
+    }
 }
 
 /// Puts `new` whatever the word is, and returns what it was.

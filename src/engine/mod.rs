@@ -91,6 +91,7 @@ pub struct Attached {
 #[derive(Debug)]
 pub struct Engine<A> {
     actor: A,
+    capacity: u32,
     lease: Duration,
     /// Clients may reach the cells of arrays that they have open by themselves.
     one_sided: bool,
@@ -129,6 +130,7 @@ impl<A: Actor> Engine<A> {
     pub fn with_catalog(actor: A, catalog: Catalog, lease: Duration) -> Engine<A> {
         Engine {
             actor,
+            capacity: catalog.capacity(),
             lease,
             one_sided: false,
             quarantine: AtomicBool::new(catalog.has_quarantine()),
@@ -258,6 +260,11 @@ impl<A: Actor> Engine<A> {
         // Relaxed: a hint. A wait that is parked right now is swept by the
         // next look.
         self.parked.load(Ordering::Relaxed)
+    }
+
+    /// How many wait by themselves, without the server's doing.
+    pub fn sleepers(&self) -> usize {
+        self.actor.sleepers(None)
     }
 
     /// To be called every few milliseconds while [`parked`](Self::parked) is

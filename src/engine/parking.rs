@@ -414,6 +414,7 @@ impl Parking {
             let rest = !parked.is_empty();
             if !rest {
                 self.cells.remove(&place);
+                actor.watch(place, false);
             }
             // With waiters left, the bit must be there, set from a word that
             // satisfies none of them; with none left it must not.
@@ -520,16 +521,23 @@ impl Parking {
     fn arm<A: Actor>(&mut self, actor: &A, key: usize, index: u32) {
         let waiter = &mut self.waiters[key];
         let (place, condition) = waiter.targets[index as usize];
+        let first = !self.cells.contains_key(&place);
+        let shared = first && actor.watch(place, true);
         let mut word = actor.load(place);
         loop {
             if condition.holds(word) {
                 waiter.fired.push(Fired { index, word });
+                if first {
+                    actor.watch(place, false);
+                }
                 return;
             }
-            if cell::is_waiting(word) {
+            if cell::is_waiting(word) && !shared {
                 // The bit may be that of another waiter. It cannot go away
                 // unnoticed: whoever drops it must ring, and the ring waits
-                // for the lock that we hold.
+                // for the lock that we hold. (The bit of one who sleeps without
+                // the server's doing is swapped for itself: whoever drops it
+                // after that has seen the watch.)
                 break;
             }
             match actor.compare_exchange(place, word, word | WAITING) {
@@ -555,6 +563,7 @@ impl Parking {
             parked.retain(|p| p.waiter != key);
             if parked.is_empty() {
                 self.cells.remove(&place);
+                actor.watch(place, false);
                 self.clear_bit(actor, place);
             }
         }

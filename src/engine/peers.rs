@@ -76,6 +76,8 @@ pub enum Way {
     Tcp = 1,
     /// One-sided RDMA.
     Rdma = 2,
+    /// The CPU's own atomics in the segment's memory.
+    Shm = 3,
 }
 
 /// What is known of one session.

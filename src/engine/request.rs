@@ -23,10 +23,10 @@ pub enum Next {
     Continue,
     /// The client has ended its session: close the connection.
     Close,
-    /// The client asks for RDMA, or gives it up. The engine knows nothing
-    /// about that: the frame is the driver's to answer.
-    Rdma {
-        /// [`Tag::RdmaOpen`] or [`Tag::RdmaClose`].
+    /// The client asks for another way to the cells, or gives it up. The engine
+    /// knows nothing about that: the frame is the driver's to answer.
+    Way {
+        /// [`Tag::RdmaOpen`], [`Tag::RdmaClose`] or [`Tag::ShmOpen`].
         tag: Tag,
         /// The frame's id.
         id: u64,
@@ -52,7 +52,7 @@ pub(super) struct Gathered {
     /// The client said goodbye.
     bye: bool,
     /// A frame that is the driver's to answer.
-    rdma: Option<Next>,
+    way: Option<Next>,
 }
 
 impl<A: Actor> Engine<A> {
@@ -91,7 +91,7 @@ impl<A: Actor> Engine<A> {
             if gathered.bye {
                 break Ok(Next::Close);
             }
-            if let Some(next) = gathered.rdma.take() {
+            if let Some(next) = gathered.way.take() {
                 break Ok(next);
             }
             if out.reply.len() > ENOUGH {
@@ -169,8 +169,19 @@ impl<A: Actor> Engine<A> {
                 wire::push(&mut out.reply, Tag::Heartbeat, 0, &[]);
                 Ok(())
             }
-            Tag::RdmaOpen | Tag::RdmaClose => {
-                gathered.rdma = Some(Next::Rdma { tag, id: header.id, len: payload.len() });
+            Tag::RdmaOpen | Tag::RdmaClose | Tag::ShmOpen => {
+                gathered.way = Some(Next::Way { tag, id: header.id, len: payload.len() });
+                Ok(())
+            }
+            Tag::Ring => {
+                let (place, rest) = wire::take::<u32>(tag, payload)?;
+                if !rest.is_empty() {
+                    return Err(Violation::Size(tag as u8, payload.len()));
+                }
+                if u64::from(place) >= u64::from(self.capacity) {
+                    return Err(Violation::Field("place"));
+                }
+                gathered.rung.push(place);
                 Ok(())
             }
             Tag::Bye => {
@@ -350,7 +361,7 @@ impl<A: Actor> Engine<A> {
 
     #[cold]
     fn waiters(&self, place: u32) -> u64 {
-        lock(&self.parking).waiters_on(place) as u64
+        (lock(&self.parking).waiters_on(place) + self.actor.sleepers(Some(place))) as u64
     }
 
     fn open_for(
@@ -433,6 +444,8 @@ impl<A: Actor> Engine<A> {
             Ok(entry) => entry,
             Err(e) => return Ok(Err((Refusal::Catalog(e), 0))),
         };
+        // Until the tombstones are in.
+        let _held = entry.hold();
         // Still under the catalog's lock: the cells cannot be given to another
         // array before the last waiter has left them.
         let mut parking = lock(&self.parking);
@@ -506,7 +519,7 @@ impl<A: Actor> Engine<A> {
             largest,
             sessions,
             arrays: catalog.len() as u32,
-            parked: self.parked() as u32,
+            parked: (self.parked() + self.actor.sleepers(None)) as u32,
             reserved: 0,
         };
         wire::push(&mut out.reply, Tag::Info, id, &[bytemuck::bytes_of(&record)]);

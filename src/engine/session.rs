@@ -62,7 +62,17 @@ pub struct Session {
     last_request: u64,
     replies: VecDeque<(u64, Reply)>,
     reply_bytes: usize,
-    bindings: Vec<Option<Arc<Entry>>>,
+    bindings: Vec<Option<Binding>>,
+    /// Its client may reach cells without asking.
+    one_sided: bool,
+}
+
+/// An array that a session has open.
+#[derive(Clone, Debug)]
+struct Binding {
+    entry: Arc<Entry>,
+    /// Its client may reach the cells without asking.
+    hold: Option<Arc<()>>,
 }
 
 impl Session {
@@ -83,6 +93,17 @@ impl Session {
             replies: VecDeque::new(),
             reply_bytes: 0,
             bindings: Vec::new(),
+            one_sided: false,
+        }
+    }
+
+    /// From here on the client may reach the cells of its arrays without asking:
+    /// those of a removed one are not given to others as long as the session has
+    /// it open.
+    pub fn set_one_sided(&mut self) {
+        self.one_sided = true;
+        for binding in self.bindings.iter_mut().flatten() {
+            binding.hold = Some(binding.entry.hold());
         }
     }
 
@@ -98,7 +119,8 @@ impl Session {
     #[inline]
     #[must_use]
     pub fn binding(&self, number: u16) -> Option<&Arc<Entry>> {
-        self.bindings.get(usize::from(number))?.as_ref().filter(|entry| entry.is_alive())
+        let binding = self.bindings.get(usize::from(number))?.as_ref();
+        binding.map(|b| &b.entry).filter(|entry| entry.is_alive())
     }
 
     /// Lets a number of the client's mean this array.
@@ -116,7 +138,8 @@ impl Session {
             self.bindings.resize(number + 1, None);
         }
         self.may_hold |= entry.as_ref().is_some_and(|e| e.form.kind == Kind::Lock);
-        self.bindings[number] = entry;
+        let hold = |entry: &Arc<Entry>| self.one_sided.then(|| entry.hold());
+        self.bindings[number] = entry.map(|entry| Binding { hold: hold(&entry), entry });
         Ok(())
     }
 

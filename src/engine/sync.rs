@@ -462,6 +462,9 @@ impl<A: Actor> Engine<A> {
             let (locks, count) = held.get(&seat).map_or((&[][..], 0), |(l, n)| (l, *n));
             let parties = member.parties.iter().map(|&place| (2, place, 0));
             let waits = waits.into_iter().map(|(place, queues)| (3 + u8::from(queues), place, 0));
+            let sleeps = self.actor.sleeps_of(member.session);
+            let parked = parked + sleeps.len();
+            let waits = waits.chain(sleeps.into_iter().map(|place| (3, place, 0)));
             let holds = locks.iter().map(|&(place, token)| (1, place, token));
             let holds: Vec<_> = holds
                 .chain(parties)

@@ -107,6 +107,7 @@ impl Worker {
             domain: self.shared.domain,
             resumed: attached.resumed,
             offers_rdma: self.shared.rdma.is_some(),
+            offers_shm: self.shared.shm.is_ok(),
             incarnation: self.shared.incarnation,
             session: attached.id,
             capacity: self.shared.capacity.into(),

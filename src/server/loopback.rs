@@ -2,11 +2,13 @@
 //! the clients' changes go through it.
 
 use super::rdma::Rdma;
+use super::shm::Shm;
 use crate::auth::Domain;
+use crate::cell::{WAITING, is_waiting};
 use crate::engine::{Actor, lock};
 use crate::layout::CELLS_AT;
 use crate::rdma::random_psn;
-use crate::segment::Segment;
+use crate::segment::{Segment, wake_all};
 use crate::verbs::{
     Access, Completion, CompletionChannel, CompletionQueue, Connect, Error, Gid, Memory, Notify,
     ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Remote, Request,
@@ -50,19 +52,46 @@ pub(super) struct ServerActor {
     loopback: Option<Loopback>,
     /// For tests: the CPU changes cells that the adapter changes too.
     break_rule: bool,
+    /// Those who work in the segment's memory.
+    shm: Option<Arc<Shm>>,
 }
 
 impl ServerActor {
     /// The CPU alone.
     pub fn alone(segment: Arc<Segment>) -> ServerActor {
-        ServerActor { segment, loopback: None, break_rule: false }
+        ServerActor { segment, loopback: None, break_rule: false, shm: None }
     }
 
     /// An actor for the domain that `rdma` has, unless told to `break_rule`.
     pub fn new(rdma: &Arc<Rdma>, lanes: usize, break_rule: bool) -> Result<ServerActor, Error> {
         let by_adapter = rdma.domain == Domain::Hca && !break_rule;
         let loopback = by_adapter.then(|| Loopback::open(rdma, lanes)).transpose()?;
-        Ok(ServerActor { segment: rdma.segment.clone(), loopback, break_rule })
+        Ok(ServerActor { segment: rdma.segment.clone(), loopback, break_rule, shm: None })
+    }
+
+    /// Here are those who work in the segment's memory.
+    pub fn with_shm(mut self, shm: Option<Arc<Shm>>) -> ServerActor {
+        self.shm = shm;
+        self
+    }
+
+    /// The CPU's own change of a cell, whose word was `old`: those who sleep on
+    /// it in the segment's memory are woken when the bit is dropped that stands
+    /// for them too. With `keeps_bit` the change has left it.
+    fn changed(&self, place: u32, old: u64, keeps_bit: bool) {
+        if !is_waiting(old) {
+            return;
+        }
+        if !self.shm.as_ref().is_some_and(|shm| shm.has_sleepers()) {
+            return;
+        }
+        let cell = &self.segment.cells()[place as usize];
+        if keeps_bit {
+            // The engine sets it again for its own waiters. AcqRel: as every
+            // change of a cell.
+            cell.fetch_and(!WAITING, Ordering::AcqRel);
+        }
+        wake_all(cell);
     }
 }
 
@@ -75,7 +104,11 @@ impl Actor for ServerActor {
 
     fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
         let Some(loopback) = &self.loopback else {
-            return self.segment.compare_exchange(place, current, new);
+            let done = self.segment.compare_exchange(place, current, new);
+            if done.is_ok() && new != current {
+                self.changed(place, current, false);
+            }
+            return done;
         };
         match loopback.run(place, |old, at| Request::compare_swap(old, at, current, new)) {
             Change::Done(old) if old == current => Ok(old),
@@ -100,7 +133,9 @@ impl Actor for ServerActor {
                     self.segment.fetch_add(place, delta.wrapping_neg());
                 }
             }
-            return self.segment.fetch_add(place, delta);
+            let old = self.segment.fetch_add(place, delta);
+            self.changed(place, old, true);
+            return old;
         };
         match loopback.run(place, |old, at| Request::fetch_add(old, at, delta)) {
             Change::Done(old) => old,
@@ -110,6 +145,18 @@ impl Actor for ServerActor {
                 self.segment.load(place)
             }
         }
+    }
+
+    fn watch(&self, place: u32, yes: bool) -> bool {
+        self.shm.as_ref().is_some_and(|shm| shm.watch(place, yes))
+    }
+
+    fn sleeps_of(&self, session: u64) -> Vec<u32> {
+        self.shm.as_ref().map_or(Vec::new(), |shm| shm.sleeps_of(session))
+    }
+
+    fn sleepers(&self, place: Option<u32>) -> usize {
+        self.shm.as_ref().map_or(0, |shm| shm.sleepers(place))
     }
 }
 

@@ -7,11 +7,13 @@ mod keep;
 mod listen;
 mod loopback;
 mod rdma;
+mod shm;
 mod traffic;
 mod worker;
 
 pub use listen::DEFAULT_BIND;
 pub(crate) use rdma::NOTE_BYTES;
+pub(crate) use shm::{DESK_PLACES, WATCHED_IN_WORD, address_of, boot_id, named_socket, random};
 
 use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
@@ -25,6 +27,7 @@ use keep::{Keep, Keeper};
 use loopback::ServerActor;
 use rdma::Rdma;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use shm::Shm;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -45,6 +48,8 @@ struct Shared {
     rdma: Option<Arc<Rdma>>,
     /// What a client that asks for RDMA is told where there is none.
     no_rdma: String,
+    /// What clients on this machine get; why not, otherwise.
+    shm: Result<Arc<Shm>, String>,
     domain: Domain,
     mailboxes: Vec<Mailbox>,
     keys: Keys,
@@ -76,6 +81,7 @@ pub struct ServerBuilder {
     max_clients: Option<usize>,
     rdma: RdmaChoice,
     cpu_domain: bool,
+    shared_memory: bool,
     break_domain_rule: bool,
     arrays: Vec<(String, Kind, usize, usize, u64)>,
 }
@@ -105,6 +111,14 @@ impl ServerBuilder {
     #[must_use]
     pub fn cpu_domain(mut self) -> ServerBuilder {
         self.cpu_domain = true;
+        self
+    }
+
+    /// Whether clients on this machine may have the segment's memory, and work
+    /// in it without asking; they may unless told otherwise.
+    #[must_use]
+    pub fn shared_memory(mut self, yes: bool) -> ServerBuilder {
+        self.shared_memory = yes;
         self
     }
 
@@ -226,12 +240,15 @@ impl ServerBuilder {
         let segment = Arc::new(segment);
         let (actor, rdma, no_rdma) = self.open_rdma(&segment, count)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
+        let shm = self.open_shm(&segment, capacity, domain, incarnation);
+        let actor = actor.with_shm(shm.as_ref().ok().cloned());
+        let one_sided = rdma.is_some() || shm.is_ok();
         let prepared = (0..count)
             .map(|_| Worker::prepare())
             .collect::<std::io::Result<Vec<_>>>()
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
-        let mut engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(rdma.is_some());
+        let mut engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(one_sided);
         if let Some(journal) = journal {
             engine = engine.journal(Box::new(journal));
         }
@@ -239,6 +256,7 @@ impl ServerBuilder {
             engine,
             rdma,
             no_rdma,
+            shm,
             domain,
             mailboxes,
             keys: self.keys,
@@ -311,6 +329,25 @@ impl ServerBuilder {
         }
     }
 
+    fn open_shm(
+        &self,
+        segment: &Arc<Segment>,
+        capacity: u32,
+        domain: Domain,
+        incarnation: u64,
+    ) -> Result<Arc<Shm>, String> {
+        if !self.shared_memory {
+            return Err("the server was told not to offer it".to_owned());
+        }
+        match Shm::open(segment.clone(), capacity, domain, incarnation) {
+            Ok(shm) => Ok(Arc::new(shm)),
+            Err(why) => {
+                tracing::info!(why, "no shared memory here");
+                Err(format!("the server has none: {why}"))
+            }
+        }
+    }
+
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::BadSetting { what });
         if let Some(cells) = self.capacity.filter(|cells| !(8..=MAX_CELLS).contains(cells)) {
@@ -358,6 +395,7 @@ impl Server {
             max_clients: None,
             rdma: RdmaChoice::default(),
             cpu_domain: false,
+            shared_memory: true,
             break_domain_rule: false,
             arrays: Vec::new(),
         }
@@ -424,10 +462,10 @@ impl Server {
         self.shared.engine.sessions()
     }
 
-    /// How many waits are parked.
+    /// How many waits are parked, those counted that sleep in shared memory.
     #[must_use]
     pub fn parked_waits(&self) -> usize {
-        self.shared.engine.parked()
+        self.shared.engine.parked() + self.shared.engine.sleepers()
     }
 
     /// For tests: breaks every client's queue pairs, as a fault would.

@@ -2,10 +2,14 @@
 
 use super::connection::Phase;
 use super::loopback::take_unclear;
-use super::worker::{Mail, READS_IN_TURN, Worker};
+use super::worker::{MEMORY, Mail, READS_IN_TURN, Worker};
 use crate::engine::{Next, Way, lock};
 use crate::wire::{self, Tag};
+use mio::Interest;
+use mio::unix::SourceFd;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::time::Instant;
 
 impl Worker {
     /// Clients have changed cells by themselves, and someone waits for them.
@@ -32,7 +36,14 @@ impl Worker {
         let Phase::Open { session, id: number } = &client.phase else {
             return;
         };
-        let (number, access, serial) = (*number, lock(session).access, client.serial);
+        let (number, serial) = (*number, client.serial);
+        let access = {
+            let mut session = lock(session);
+            if self.shared.rdma.is_some() && tag == Tag::RdmaOpen {
+                session.set_one_sided();
+            }
+            session.access
+        };
         let local = client.stream().local_addr().ok().map(|addr| addr.ip().to_canonical());
         let mut answer = Vec::new();
         match (&self.shared.rdma, tag) {
@@ -79,6 +90,51 @@ impl Worker {
         self.send(key, &answer);
     }
 
+    /// A client asks for the segment's memory.
+    pub(super) fn handle_shm(&mut self, key: usize, id: u64) {
+        let Phase::Open { session, id: number } = &self.clients[key].phase else {
+            return;
+        };
+        let access = {
+            let mut session = lock(session);
+            if self.shared.shm.is_ok() {
+                session.set_one_sided();
+            }
+            session.access
+        };
+        let opened = match &self.shared.shm {
+            Ok(shm) => shm.grant(*number, access, Instant::now()),
+            Err(why) => Err(why.clone()),
+        };
+        let mut answer = Vec::new();
+        match opened {
+            Ok(record) => {
+                let bytes = bytemuck::bytes_of(&record);
+                wire::push(&mut answer, Tag::ShmOpened, id, &[bytes]);
+            }
+            Err(why) => wire::push(&mut answer, Tag::ShmRefused, id, &[why.as_bytes()]),
+        }
+        self.send(key, &answer);
+    }
+
+    /// Someone on this machine shows a token.
+    pub(super) fn hand_out_memory(&mut self) {
+        let Ok(shm) = &self.shared.shm else {
+            return;
+        };
+        let engine = &self.shared.engine;
+        let given = |session| engine.set_way(session, Way::Shm);
+        if shm.hand_out(Instant::now(), |session| engine.has(session), given) {
+            // There may be more. Edge-triggered: this asks for another event.
+            let fd = shm.socket().as_raw_fd();
+            let source = &mut SourceFd(&fd);
+            let registry = self.poll.registry();
+            if let Err(error) = registry.reregister(source, MEMORY, Interest::READABLE) {
+                tracing::warn!(%error, "cannot watch the socket for shared memory");
+            }
+        }
+    }
+
     /// Carries frames for other clients to them. Those of this worker first go
     /// out together, so that many wake-ups for one client are one write.
     pub(super) fn post_out(&mut self) {
@@ -89,6 +145,9 @@ impl Worker {
                 rdma.close(session);
             }
             self.shared.engine.settle(session, self.shared.now(), &mut self.out);
+            if let Ok(shm) = &self.shared.shm {
+                shm.close(session);
+            }
         }
         for route in std::mem::take(&mut self.out.close) {
             let worker = (route >> 56) as usize;
@@ -281,9 +340,12 @@ impl Worker {
         match result {
             Ok(Next::Continue) => {}
             Ok(Next::Close) => self.close(key, "said goodbye"),
-            Ok(Next::Rdma { tag, id, len }) => {
+            Ok(Next::Way { tag, id, len }) => {
                 if self.clients.get(key).is_some_and(|c| c.serial == serial) {
-                    self.handle_rdma(key, tag, id, &bytes[used - len..used]);
+                    match tag {
+                        Tag::ShmOpen => self.handle_shm(key, id),
+                        _ => self.handle_rdma(key, tag, id, &bytes[used - len..used]),
+                    }
                 }
             }
             Err(violation) => {

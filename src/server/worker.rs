@@ -21,6 +21,8 @@ pub(super) const WAKER: Token = Token(usize::MAX);
 /// The adapter has something: doorbells of clients.
 pub(super) const BELLS: Token = Token(usize::MAX - 1);
 pub(super) const ALARM: Token = Token(usize::MAX - 2);
+/// A client on this machine wants the segment's memory.
+pub(super) const MEMORY: Token = Token(usize::MAX - 3);
 /// Listeners have the tokens below this one, clients those above.
 pub(super) const FIRST_CLIENT: usize = 1 << 16;
 
@@ -131,6 +133,10 @@ impl Worker {
             let fd = rdma.events().as_raw_fd();
             poll.registry().register(&mut SourceFd(&fd), BELLS, Interest::READABLE)?;
         }
+        if let (Ok(shm), 0) = (&shared.shm, index) {
+            let fd = shm.socket().as_raw_fd();
+            poll.registry().register(&mut SourceFd(&fd), MEMORY, Interest::READABLE)?;
+        }
         let alarm = Alarm::new()?;
         // Edge-triggered, and set anew each time: it need not be read.
         let source = &mut SourceFd(&alarm.timer.as_raw_fd());
@@ -189,6 +195,7 @@ impl Worker {
                 match event.token() {
                     WAKER => self.read_mail(),
                     BELLS => self.answer_bells(),
+                    MEMORY => self.hand_out_memory(),
                     ALARM => self.alarm.at = None,
                     Token(i) if i < FIRST_CLIENT => self.accept(i),
                     Token(i) => {

@@ -3,8 +3,10 @@
 pub(crate) mod connect;
 pub(crate) mod keeper;
 pub(crate) mod rdma;
+pub(crate) mod shm;
 pub(crate) mod tcp;
 
+use crate::auth::Welcome;
 use crate::cell::Op;
 use crate::error::Error;
 use crate::layout::Run;
@@ -72,6 +74,23 @@ pub(crate) trait Bell: Send + Sync + std::fmt::Debug {
     fn take(&self, frames: &mut Vec<u8>) -> bool;
 }
 
+/// One who must know how it stands with a link's connection.
+pub(crate) trait Follower: Send + Sync + std::fmt::Debug {
+    /// The connection is lost, or was at some moment.
+    fn lost(&self);
+
+    /// The number of an array may mean other cells from here on, or none, until
+    /// it has been opened again.
+    fn reopening(&self, number: u16);
+
+    /// It is back. If the session is a new one, these arrays are open in it:
+    /// their numbers, and the first cell of each. May block.
+    fn back(&self, welcome: &Welcome, opened: &[(u16, u32)]);
+
+    /// The session is over.
+    fn closed(&self);
+}
+
 /// The way of a client's operations to the cells. Every method may be called
 /// by many threads at once and blocks until the answer is there or the
 /// transport gives up.
@@ -95,4 +114,15 @@ pub(crate) trait Transport: Send + Sync + std::fmt::Debug {
         timeout: Option<Duration>,
         cancel: Option<&tcp::Canceller>,
     ) -> Result<Waited, Failure>;
+
+    /// Waits for one cell; the word that satisfied it.
+    fn wait_one(
+        &self,
+        target: WaitRecord,
+        timeout: Option<Duration>,
+        cancel: Option<&tcp::Canceller>,
+    ) -> Result<Option<u64>, Failure> {
+        let waited = self.wait(1, &[target], timeout, cancel)?;
+        Ok(waited.fired.first().map(|(_, word)| *word).filter(|_| waited.satisfied))
+    }
 }

@@ -54,7 +54,11 @@ pub fn over(server: &Server, choice: TransportChoice) -> Client {
 pub fn over_at(addr: &str, choice: TransportChoice) -> Client {
     let client =
         Client::builder().addr(addr).key(super::key()).transport(choice).connect().unwrap();
-    let want = if choice == TransportChoice::Tcp { "tcp" } else { "rdma" };
+    let want = match choice {
+        TransportChoice::Tcp => "tcp",
+        TransportChoice::Shm => "shm",
+        _ => "rdma",
+    };
     assert_eq!(client.transport().name, want, "{:?}", client.transport());
     client
 }

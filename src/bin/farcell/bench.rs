@@ -127,11 +127,16 @@ impl Bench {
             rate: Vec::new(),
         };
         let mut lines = Vec::new();
-        for (name, choice) in [("rdma", TransportChoice::Rdma), ("tcp", TransportChoice::Tcp)] {
+        let ways = [
+            ("shm", TransportChoice::Shm),
+            ("rdma", TransportChoice::Rdma),
+            ("tcp", TransportChoice::Tcp),
+        ];
+        for (row, (name, choice)) in ways.into_iter().enumerate() {
             if wanted.is_some_and(|wanted| wanted != choice) {
                 continue;
             }
-            match Line::new(name, &arrays, || connect(choice)) {
+            match Line::new(name, row, &arrays, || connect(choice)) {
                 Ok(line) => {
                     // Of TCP there is nothing to tell.
                     let reasons = line.client.transport().reasons;
@@ -139,8 +144,8 @@ impl Bench {
                     report.transports.push(Present { name, what });
                     lines.push(line);
                 }
-                Err(Error::Rdma { what }) if wanted.is_none() => {
-                    report.missing.push(Missing { name, why: what });
+                Err(Error::Rdma { what: why } | Error::Shm { why }) if wanted.is_none() => {
+                    report.missing.push(Missing { name, why });
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -184,8 +189,8 @@ impl Arrays {
         };
         let arrays = Arrays { client, events: name("events"), counters: name("counters") };
         // From here on they are removed if something fails.
-        arrays.client.events(&arrays.events, 2, 2)?;
-        arrays.client.counters(&arrays.counters, 2, DEPTHS[DEPTHS.len() - 1])?;
+        arrays.client.events(&arrays.events, 3, 2)?;
+        arrays.client.counters(&arrays.counters, 3, DEPTHS[DEPTHS.len() - 1])?;
         Ok(arrays)
     }
 }
@@ -226,11 +231,11 @@ const OPERATIONS: [&str; 5] = ["is_set", "set", "clear", "fetch_add", "wake-up"]
 impl Line {
     fn new(
         name: &'static str,
+        row: usize,
         arrays: &Arrays,
         connect: impl Fn() -> Result<Client, Error>,
     ) -> Result<Line, Error> {
         let (client, other) = (connect()?, connect()?);
-        let row = usize::from(name == "tcp");
         let [mine, theirs] = [&client, &other].map(|c| c.open_events(&arrays.events));
         let (mine, theirs) = (mine?, theirs?);
         let counters = client.open_counters(&arrays.counters)?;

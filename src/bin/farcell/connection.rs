@@ -26,8 +26,9 @@ pub struct Connection {
     /// How long to wait for a lost connection to come back [default: 30]
     #[arg(long, global = true, value_name = "SECONDS", value_parser = seconds)]
     pub reconnect: Option<Duration>,
-    /// By which way: auto, tcp or rdma; rdma fails where it cannot be had. -v
-    /// shows the choice and its reasons [env: FARCELL_TRANSPORT, default: auto]
+    /// By which way: auto, shm, rdma or tcp; shm and rdma fail where they cannot
+    /// be had. -v shows the choice and its reasons [env: FARCELL_TRANSPORT,
+    /// default: auto]
     #[arg(long, global = true, value_name = "WAY")]
     transport: Option<TransportChoice>,
     /// The RDMA device [env: FARCELL_DEVICE, default: the first that works]

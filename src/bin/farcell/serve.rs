@@ -93,6 +93,10 @@ pub struct Serve {
     /// Begin with this snapshot; DIR of --state must have no state yet
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
+    /// Do not let clients on this machine work in the server's memory; they use
+    /// the network as others do
+    #[arg(long)]
+    no_shm: bool,
     /// Write the address to this file, whole, when the server is ready; the
     /// file is removed at the end
     #[arg(long, value_name = "PATH")]
@@ -208,6 +212,9 @@ impl Serve {
         }
         if let Some(choice) = &self.rdma {
             builder = builder.rdma(choice.clone());
+        }
+        if self.no_shm {
+            builder = builder.shared_memory(false);
         }
         if self.cpu_domain {
             builder = builder.cpu_domain();

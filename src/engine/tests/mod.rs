@@ -3,6 +3,7 @@
 mod cases;
 mod hostile;
 mod interleavings;
+mod local;
 mod model;
 mod schedules;
 mod sync;

@@ -323,7 +323,7 @@ fn explore(fault: Fault, name: &str, model: impl Fn(&Arc<World>) + Send + Sync +
     assert!(count > 1, "{name}: nothing was interleaved");
 }
 
-const fn until(comparison: Comparison, value: i64) -> Option<Condition> {
+pub(super) const fn until(comparison: Comparison, value: i64) -> Option<Condition> {
     Some(Condition { comparison, value })
 }
 

@@ -29,6 +29,9 @@ impl Link {
         state.wake_all();
         drop(state);
         tracing::info!(addr = self.settings.target.addr, why, "lost the connection");
+        if let Some(follower) = self.follower() {
+            follower.lost();
+        }
         self.bring_back();
     }
 
@@ -180,6 +183,7 @@ impl Link {
         state.fruitless = state.fruitless.saturating_add(1);
         state.socket = Some(socket.clone());
         state.down = None;
+        state.going = false;
         state.last_heard = Instant::now();
         state.wake_all();
         drop(state);
@@ -246,8 +250,12 @@ impl Link {
         Some(now + lease / 3)
     }
 
-    /// Ends the session. Whoever still waits gets [`Error::Closed`].
+    /// Ends the session. Whoever still waits gets [`Error::Closed`]. A forked
+    /// child, whose session it is not, ends nothing.
     pub(crate) fn close(&self) {
+        if self.is_ours().is_err() {
+            return;
+        }
         let socket = {
             let mut state = lock(&self.state);
             if std::mem::replace(&mut state.closed, true) {
@@ -255,6 +263,9 @@ impl Link {
             }
             state.socket.take()
         };
+        if let Some(follower) = self.follower() {
+            follower.closed();
+        }
         if let Some(socket) = socket {
             // In the middle of another thread's frame it would be no goodbye.
             // Should it not go out, the server finds the connection closed and

@@ -10,6 +10,7 @@
 //! so that they can be sent again on the next connection. The server remembers
 //! the answers of those that it has carried out, and so each happens once.
 
+use super::super::Follower;
 use super::super::connect::Target;
 use super::Failure;
 use super::reading::{Begun, Inbox};
@@ -17,10 +18,11 @@ use super::state::{Call, Reply, Request, State, Status, take_done};
 use crate::auth::Welcome;
 use crate::engine::lock;
 use crate::error::{Error, seconds};
-use crate::wire::{self};
+use crate::wire;
+use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How a link behaves.
@@ -46,6 +48,10 @@ pub(crate) struct Link {
     /// Used by the leader alone.
     pub(super) inbox: Mutex<Inbox>,
     pub(super) me: Weak<Link>,
+    /// One who must know how it stands with the connection.
+    pub(super) follower: OnceLock<Weak<dyn Follower>>,
+    /// The process that has the session; a forked child has none.
+    pub(super) generation: Generation,
 }
 
 impl Link {
@@ -62,6 +68,7 @@ impl Link {
                 reconnecting: false,
                 welcome,
                 closed: false,
+                going: false,
                 next_request: 1,
                 answered: 0,
                 calls: VecDeque::new(),
@@ -82,6 +89,8 @@ impl Link {
             }),
             inbox: Mutex::default(),
             me: me.clone(),
+            follower: OnceLock::new(),
+            generation: fork::generation(),
         })
     }
 
@@ -102,6 +111,7 @@ impl Link {
     /// Sends a request and returns its number. Waits while as many requests
     /// are unanswered as may be.
     pub(super) fn submit(&self, request: Request) -> Result<u64, Failure> {
+        self.is_ours()?;
         loop {
             let writing = lock(&self.writing);
             let mut state = lock(&self.state);

@@ -1,5 +1,6 @@
 //! Operations as frames on a TCP connection.
 
+mod follow;
 mod life;
 mod link;
 mod reading;
@@ -35,13 +36,25 @@ pub struct Canceller {
 #[derive(Debug, Default)]
 struct Cancelling {
     cancelled: bool,
-    waits: Vec<(Weak<Link>, u64)>,
+    waits: Vec<(Weak<dyn Cancels>, u64)>,
+}
+
+/// One whose waits can be called off.
+pub(crate) trait Cancels: Send + Sync + std::fmt::Debug {
+    /// Calls off the wait that has this number there. Does not wait for it.
+    fn cancel_wait(&self, id: u64);
+}
+
+impl Cancels for Link {
+    fn cancel_wait(&self, id: u64) {
+        Link::cancel_wait(self, id);
+    }
 }
 
 /// Takes a wait out of its canceller when it has ended.
 pub(crate) struct Entered<'c> {
     canceller: &'c Canceller,
-    link: Weak<Link>,
+    whose: Weak<dyn Cancels>,
     wait: u64,
 }
 
@@ -60,9 +73,9 @@ impl Canceller {
             inner.cancelled = true;
             std::mem::take(&mut inner.waits)
         };
-        for (link, wait) in waits {
-            if let Some(link) = link.upgrade() {
-                link.cancel_wait(wait);
+        for (whose, wait) in waits {
+            if let Some(whose) = whose.upgrade() {
+                whose.cancel_wait(wait);
             }
         }
     }
@@ -73,9 +86,9 @@ impl Canceller {
         lock(&self.inner).cancelled
     }
 
-    pub(crate) fn enter(&self, link: Weak<Link>, wait: u64) -> Entered<'_> {
-        lock(&self.inner).waits.push((link.clone(), wait));
-        Entered { canceller: self, link, wait }
+    pub(crate) fn enter(&self, whose: Weak<dyn Cancels>, wait: u64) -> Entered<'_> {
+        lock(&self.inner).waits.push((whose.clone(), wait));
+        Entered { canceller: self, whose, wait }
     }
 }
 
@@ -83,7 +96,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         lock(&self.canceller.inner)
             .waits
-            .retain(|(link, wait)| *wait != self.wait || !link.ptr_eq(&self.link));
+            .retain(|(whose, wait)| *wait != self.wait || !whose.ptr_eq(&self.whose));
     }
 }
 
@@ -209,6 +222,7 @@ impl Link {
             let what = format!("a client opens at most {} arrays", wire::MAX_ARRAYS_OPEN);
             return Err(Error::BadSelection { what }.into());
         };
+        self.tell_reopening(number);
         let reply = self.call(Request {
             frame: Frame::many(open(number)),
             name: "open",

@@ -341,7 +341,7 @@ impl Link {
                 state.wait_over(header.id, Err(error.into()));
                 Ok(())
             }
-            Tag::RdmaOpened | Tag::RdmaRefused => {
+            Tag::RdmaOpened | Tag::RdmaRefused | Tag::ShmOpened | Tag::ShmRefused => {
                 state.wait_over(header.id, Ok(Answer::Told(tag, payload.to_vec())));
                 Ok(())
             }

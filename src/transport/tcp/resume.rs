@@ -4,7 +4,7 @@ use super::link::Link;
 use crate::auth::{Resume, Welcome};
 use crate::error::{Error, Result};
 use crate::transport::connect::{connect, plain};
-use crate::wire::{self, ErrorRecord, HEADER, Header, OpenRecord, Tag};
+use crate::wire::{self, ErrorRecord, HEADER, Header, OpenRecord, OpenedRecord, Tag};
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -33,13 +33,17 @@ pub(super) fn reconnect(link: &Weak<Link>) {
             return;
         };
         let attempt = connect(&link.settings.target, resume).and_then(|(socket, welcome)| {
-            if !welcome.resumed {
-                open_again(&link, &socket, is_same_state(&resume, &welcome))?;
-            }
-            Ok((socket, welcome))
+            let opened = match welcome.resumed {
+                true => Vec::new(),
+                false => open_again(&link, &socket, is_same_state(&resume, &welcome))?,
+            };
+            Ok((socket, welcome, opened))
         });
         match attempt {
-            Ok((socket, welcome)) => return link.back(socket, welcome),
+            Ok((socket, welcome, opened)) => {
+                link.back(socket, welcome);
+                return link.tell_back(&welcome, &opened);
+            }
             Err(error) => link.still_down(&error),
         }
         pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
@@ -62,8 +66,9 @@ fn is_same_state(before: &Resume, now: &Welcome) -> bool {
 /// and so creates it on a server that has lost its state. If it has not, an
 /// array that is not there was removed, and is not made again. One that cannot
 /// be opened stays closed, and operations on it say so. Then the session gets its
-/// name and its will.
-fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
+/// name and its will. The answer: number and first cell of each that was opened.
+fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<Vec<(u16, u32)>> {
+    let mut opened = Vec::new();
     let bindings = link.bindings();
     let addr = &link.settings.target.addr;
     let broke = |e: io::Error| Error::Unreachable { addr: addr.clone(), why: plain(&e) };
@@ -83,6 +88,12 @@ fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
         if read < header.len as usize {
             return Err(broke(io::ErrorKind::UnexpectedEof.into()));
         }
+        if header.tag == Tag::Opened as u8
+            && let Ok((record, _)) = wire::take::<OpenedRecord>(Tag::Opened, &payload)
+            && let Ok((asked, _)) = wire::take::<OpenRecord>(Tag::Open, &frame[HEADER..])
+        {
+            opened.push((asked.array, record.base));
+        }
         if header.tag == Tag::Refused as u8
             && let Ok((record, _)) = wire::take::<ErrorRecord>(Tag::Refused, &payload)
         {
@@ -95,7 +106,8 @@ fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<()> {
             tracing::warn!(addr, ?refusal, "{what} on the server that is back");
         }
     }
-    socket.set_read_timeout(None).map_err(broke)
+    socket.set_read_timeout(None).map_err(broke)?;
+    Ok(opened)
 }
 
 /// Where the tag of a frame is.

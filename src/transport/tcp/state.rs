@@ -176,6 +176,8 @@ pub(super) struct State {
     pub(super) reconnecting: bool,
     pub(super) welcome: Welcome,
     pub(super) closed: bool,
+    /// The server has said that it goes away, and is not back yet.
+    pub(super) going: bool,
     pub(super) next_request: u64,
     /// Every request up to this one has been answered.
     pub(super) answered: u64,
@@ -325,6 +327,7 @@ impl State {
     /// connection and that it has not answered.
     pub(super) fn going_away(&mut self, addr: &str) {
         let error = || Error::ServerGoingAway { addr: addr.to_owned() };
+        self.going = true;
         let pending: Vec<(u64, Error)> = self
             .calls
             .iter()

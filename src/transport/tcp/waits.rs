@@ -67,6 +67,7 @@ impl Link {
         mut frame: Vec<u8>,
         patience: &Patience<'_>,
     ) -> Result<Answer, Failure> {
+        self.is_ours()?;
         let Patience { timeout, cancel, bound } = *patience;
         let begun = Instant::now();
         // A wait of no time is a question: it is answered at once, or fails as

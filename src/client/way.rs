@@ -1,0 +1,157 @@
+//! What a client and its handles share, and which way its operations go.
+
+use super::{TransportChoice, TransportReport};
+use crate::auth::Domain;
+use crate::error::{Error, Result};
+use crate::transport::Transport;
+use crate::transport::rdma::{self, Rdma, RdmaSettings};
+use crate::transport::shm::{Quicker, Shm};
+use crate::transport::tcp::Link;
+use std::sync::Arc;
+
+/// What a client and its handles share.
+#[derive(Debug)]
+pub(super) struct Core {
+    /// The session and its control connection.
+    pub link: Arc<Link>,
+    /// The way to the cells.
+    pub transport: Arc<dyn Transport>,
+    /// The same, if it is shared memory.
+    pub shm: Option<Arc<Shm>>,
+    /// The same, or what lies under it, if it is RDMA.
+    rdma: Option<Arc<Rdma>>,
+    /// Where the adapter makes the changes: what lies under shared memory.
+    quicker: Option<Arc<Quicker>>,
+    /// Why it is not a better one.
+    reasons: Vec<String>,
+    /// No better one was asked for.
+    only_tcp: bool,
+}
+
+impl Core {
+    /// The queue pairs, if there are any.
+    pub fn rdma(&self) -> Option<&Rdma> {
+        self.rdma.as_deref()
+    }
+
+    /// Whether a change of a cell is done without asking the server.
+    pub fn is_one_sided(&self) -> bool {
+        self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())
+    }
+
+    /// Chooses the way to the cells.
+    pub fn open(link: Arc<Link>, choice: TransportChoice, settings: &RdmaSettings) -> Result<Core> {
+        let mut core = Core {
+            transport: link.clone(),
+            link,
+            shm: None,
+            rdma: None,
+            quicker: None,
+            reasons: Vec::new(),
+            only_tcp: choice == TransportChoice::Tcp,
+        };
+        if core.only_tcp {
+            core.reasons.push("tcp was asked for".to_owned());
+            return Ok(core);
+        }
+        // In the domain of an adapter changes go through it, also those of one
+        // who looks into the memory by itself.
+        let here = choice != TransportChoice::Rdma;
+        if !here || core.link.welcome().domain == Domain::Hca {
+            core.open_rdma(choice, settings)?;
+        }
+        if here {
+            if let Some(rdma) = &core.rdma {
+                core.quicker = Some(Arc::new(Quicker::new(rdma.clone(), core.link.clone())));
+            }
+            let under = match &core.quicker {
+                Some(quicker) => quicker.clone(),
+                None => core.transport.clone(),
+            };
+            match Shm::open(&core.link, under) {
+                Ok(shm) => {
+                    core.transport = shm.clone();
+                    core.shm = Some(shm);
+                    return Ok(core);
+                }
+                // Dropping the core ends the session.
+                Err(why) if choice == TransportChoice::Shm => return Err(Error::Shm { why }),
+                Err(why) => core.reasons.insert(0, format!("no shared memory: {why}")),
+            }
+            if core.rdma.is_none() && core.link.welcome().domain != Domain::Hca {
+                core.open_rdma(choice, settings)?;
+            }
+        }
+        Ok(core)
+    }
+
+    fn open_rdma(&mut self, choice: TransportChoice, settings: &RdmaSettings) -> Result<()> {
+        match Rdma::open(&self.link, settings) {
+            Ok(rdma) => {
+                let rdma = Arc::new(rdma);
+                self.transport = rdma.clone();
+                self.rdma = Some(rdma);
+                Ok(())
+            }
+            Err(mut reasons) if choice == TransportChoice::Rdma => {
+                reasons.extend(rdma::lacking(&self.link));
+                Err(Error::Rdma { what: reasons.join("; ") })
+            }
+            Err(reasons) => {
+                self.reasons.extend(reasons);
+                Ok(())
+            }
+        }
+    }
+
+    /// By which way operations go right now, and why.
+    pub fn transport_report(&self) -> TransportReport {
+        let under = self.report();
+        match self.shm.as_ref().map(|shm| shm.report()) {
+            Some(Ok(what)) => {
+                let changes_here = self.shm.as_ref().is_some_and(|shm| shm.changes());
+                let changes = match (&self.quicker, under.name) {
+                    (Some(quicker), "rdma") => quicker.report(),
+                    _ => "changes by the server".to_owned(),
+                };
+                let further = std::iter::once(changes).chain(under.reasons);
+                let reasons =
+                    std::iter::once(what).chain(further.filter(|_| !changes_here)).collect();
+                TransportReport { name: "shm", reasons }
+            }
+            Some(Err(why)) => {
+                let mut reasons = vec![format!("shared memory was lost: {why}")];
+                reasons.extend(under.reasons);
+                TransportReport { name: under.name, reasons }
+            }
+            None => under,
+        }
+    }
+
+    /// How changes go where they do not go through memory.
+    fn report(&self) -> TransportReport {
+        match self.rdma.as_ref().map(|rdma| rdma.state()) {
+            Some(Ok(what)) => {
+                let mut reasons = vec![what];
+                reasons.extend(self.reasons.iter().cloned());
+                TransportReport { name: "rdma", reasons }
+            }
+            Some(Err(why)) => {
+                TransportReport { name: "tcp", reasons: vec![format!("rdma was lost: {why}")] }
+            }
+            None => {
+                let mut reasons = self.reasons.clone();
+                if !self.only_tcp && self.shm.is_none() {
+                    reasons.extend(rdma::lacking(&self.link));
+                }
+                TransportReport { name: "tcp", reasons }
+            }
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}

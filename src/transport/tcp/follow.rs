@@ -1,0 +1,111 @@
+//! What others ask of a link, and are told by it.
+
+use super::super::Follower;
+use super::Failure;
+use super::link::Link;
+use crate::auth::Welcome;
+use crate::engine::lock;
+use crate::error::{Error, seconds};
+use crate::wire::{self, Tag};
+use farcell_sys::fork;
+use std::net::{IpAddr, TcpStream};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+impl Link {
+    /// Whether this process has the session. A forked child has not: both
+    /// would write to one connection.
+    pub(super) fn is_ours(&self) -> Result<(), Failure> {
+        if fork::generation() == self.generation { Ok(()) } else { Err(Error::Forked.into()) }
+    }
+
+    /// Tells this one from here on how it stands with the connection; there can
+    /// be one for the life of the link.
+    pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
+        let _ = self.follower.set(follower);
+    }
+
+    pub(super) fn follower(&self) -> Option<Arc<dyn Follower>> {
+        self.follower.get()?.upgrade()
+    }
+
+    /// An array is about to be opened again under a number that it has: from the
+    /// moment in which the server hears that, the number may mean other cells.
+    pub(super) fn tell_reopening(&self, number: u16) {
+        if let Some(follower) = self.follower() {
+            follower.reopening(number);
+        }
+    }
+
+    /// The connection is back, and everything pending is sent. Blocks as long
+    /// as the follower does.
+    pub(super) fn tell_back(&self, welcome: &Welcome, opened: &[(u16, u32)]) {
+        if let Some(follower) = self.follower() {
+            follower.back(welcome, opened);
+        }
+    }
+
+    /// Whether there is a connection, and with this session.
+    pub(crate) fn has(&self, session: u64) -> bool {
+        let state = lock(&self.state);
+        state.socket.is_some() && state.welcome.session == session && !state.closed
+    }
+
+    /// The connection, if there is one.
+    pub(crate) fn socket(&self) -> Option<Arc<TcpStream>> {
+        lock(&self.state).socket.clone()
+    }
+
+    /// The addresses of both ends of the connection.
+    pub(crate) fn ends(&self) -> Option<(IpAddr, IpAddr)> {
+        let socket = self.socket()?;
+        let here = socket.local_addr().ok()?.ip().to_canonical();
+        Some((here, socket.peer_addr().ok()?.ip().to_canonical()))
+    }
+
+    /// How long whoever waits may look before it sleeps.
+    pub(crate) fn spin(&self) -> Duration {
+        self.settings.spin
+    }
+
+    /// The other end of this connection has closed it: reads what there is
+    /// left, and finds out, unless someone else does.
+    pub(crate) fn look(&self, socket: &Arc<TcpStream>) {
+        let lead = {
+            let mut state = lock(&self.state);
+            let current = state.socket.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket));
+            current && !std::mem::replace(&mut state.led, true)
+        };
+        if lead {
+            self.read_all(socket);
+            self.stop_leading();
+        }
+    }
+
+    /// Tells the server that a cell was changed in memory under its waiting
+    /// bit. If it does not hear that, its sweep finds the cell.
+    pub(crate) fn ring(&self, place: u32) {
+        let mut frame = Vec::new();
+        wire::push(&mut frame, Tag::Ring, 0, &[&place.to_le_bytes()]);
+        let _writing = lock(&self.writing);
+        if let Some(socket) = self.socket() {
+            self.write(&socket, &[&frame]);
+        }
+    }
+
+    /// The error for one who began then, when the server has gone away, or the
+    /// connection has been down for too long since.
+    pub(crate) fn given_up_since(&self, begun: Instant) -> Option<Error> {
+        let state = lock(&self.state);
+        let down = state.down.as_ref()?;
+        if state.going {
+            return Some(Error::ServerGoingAway { addr: self.addr() });
+        }
+        if down.since.max(begun).elapsed() < self.settings.reconnect_for {
+            return None;
+        }
+        let time = seconds(self.settings.reconnect_for);
+        let why = format!("no connection for {time}: {}", down.why);
+        Some(Error::Unreachable { addr: self.addr(), why })
+    }
+}

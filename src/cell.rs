@@ -233,6 +233,7 @@ pub enum Change {
 /// What `op` does to a cell that holds `word`. Operands are values, not words;
 /// those that do not fit 63 bits must have been refused before.
 #[must_use]
+#[inline(always)]
 pub const fn change(op: Op, word: u64, a: u64, b: u64) -> Change {
     let now = word & !WAITING;
     let next = match op {

@@ -146,7 +146,8 @@ struct Greeting {
 struct Hello {
     magic: [u8; 8],
     version: u16,
-    reserved: [u8; 6],
+    beside: u8,
+    reserved: [u8; 5],
     nonce: [u8; 32],
     incarnation: u64,
     session: u64,
@@ -223,6 +224,9 @@ pub struct Resume {
     pub session: u64,
     /// Number of the client's next request, or of its oldest unanswered one.
     pub next_request: u64,
+    /// The connection is one more of the session, for messages, and takes the
+    /// place of none.
+    pub beside: bool,
 }
 
 /// What the server tells a client that it let in.
@@ -315,6 +319,7 @@ impl ServerHandshake {
                 incarnation: hello.incarnation,
                 session: hello.session,
                 next_request: hello.next_request,
+                beside: hello.beside != 0,
             },
         })
     }
@@ -422,7 +427,8 @@ impl<'k> ClientHandshake<'k> {
         let mut hello = Hello {
             magic: MAGIC,
             version: crate::wire::VERSION,
-            reserved: [0; 6],
+            beside: resume.beside.into(),
+            reserved: [0; 5],
             nonce,
             incarnation: resume.incarnation,
             session: resume.session,
@@ -524,7 +530,7 @@ mod tests {
         let server = ServerHandshake::new([1; 32]);
         let mut greeting = server.greeting();
         tamper(0, &mut greeting);
-        let resume = Resume { incarnation: 5, session: 6, next_request: 9 };
+        let resume = Resume { incarnation: 5, session: 6, next_request: 9, beside: true };
         let client = match ClientHandshake::new(&greeting, [2; 32], resume, client_key) {
             Ok(client) => client,
             Err(e) => return (None, Err(e)),

@@ -5,11 +5,13 @@ mod restore;
 pub use restore::Placed;
 
 use crate::layout::{CELLS_PER_LINE, Shape};
+use crate::segment::Payload;
+use crate::slot::MAX_BYTES;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Longest name of an array, in bytes.
 pub const MAX_NAME: usize = 128;
@@ -33,6 +35,8 @@ pub enum Kind {
     /// So many permits at most. The parameter is how many there are at first,
     /// and, in its upper half, how many there can be.
     Semaphore = 5,
+    /// Version words of messages, which have memory of their own.
+    Slots = 6,
 }
 
 impl Kind {
@@ -45,6 +49,7 @@ impl Kind {
             3 => Some(Kind::Lock),
             4 => Some(Kind::Barrier),
             5 => Some(Kind::Semaphore),
+            6 => Some(Kind::Slots),
             _ => None,
         }
     }
@@ -61,6 +66,7 @@ impl Kind {
                 let fits = bound >= 1 && bound <= crate::cell::sync::MAX_PERMITS;
                 if fits && initial <= bound { Some(initial << 1) } else { None }
             }
+            (Kind::Slots, 1..=MAX_BYTES) => Some(0),
             _ => None,
         }
     }
@@ -74,6 +80,7 @@ impl Kind {
             Kind::Lock => "lock",
             Kind::Barrier => "barrier",
             Kind::Semaphore => "semaphore",
+            Kind::Slots => "slots",
         }
     }
 }
@@ -93,6 +100,7 @@ impl std::str::FromStr for Kind {
             "lock" => Ok(Kind::Lock),
             "barrier" => Ok(Kind::Barrier),
             "semaphore" => Ok(Kind::Semaphore),
+            "slots" => Ok(Kind::Slots),
             other => Err(format!(
                 "{other:?} is no kind of array; use event, counter, lock, barrier or semaphore"
             )),
@@ -109,7 +117,7 @@ pub struct Form {
     pub shape: Shape,
     /// What else belongs to the kind: of a barrier the number of its parties, of
     /// a semaphore the permits at first and, in the upper half, the most that
-    /// there can be. 0 for the others.
+    /// there can be, of slots the most bytes of a message. 0 for the others.
     pub param: u64,
 }
 
@@ -117,6 +125,7 @@ impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.shape)?;
         match self.kind {
+            Kind::Slots => write!(f, " of {} bytes", self.param),
             Kind::Barrier => write!(f, " for {} parties", self.param),
             Kind::Semaphore => {
                 let (initial, bound) = crate::cell::sync::permits(self.param);
@@ -176,6 +185,8 @@ pub struct Entry {
     pub base: u32,
     /// How many cells it takes up, padding included.
     pub extent: u32,
+    /// Of slots: the messages.
+    pub payload: OnceLock<Arc<Payload>>,
     alive: AtomicBool,
     /// Clones of it are with those who reach the cells without asking.
     holders: Arc<()>,
@@ -207,8 +218,8 @@ pub enum CatalogError {
     /// Rows or columns are 0.
     #[error("a shape of {0} has no cells")]
     Empty(Shape),
-    /// No array of this kind has this parameter.
-    #[error("the parameter {0} is none for this kind of array")]
+    /// No array of this kind has this parameter, or not with this shape.
+    #[error("the parameter {0} is none for an array of this kind and shape")]
     Param(u64),
     /// The array exists with another kind or shape.
     #[error("exists as {0}")]
@@ -233,6 +244,22 @@ pub enum CatalogError {
     /// is that of the system's error (errno).
     #[error("the server cannot note it in its state: {}", io::Error::from_raw_os_error(*.0))]
     Unkept(i32),
+    /// Not enough memory for messages.
+    #[error("{asked} bytes of slots asked for, {free} free")]
+    SlotsFull {
+        /// Bytes that the slots would take up.
+        asked: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// The system gives no memory for messages.
+    #[error("the system has no {asked} bytes for slots (error {errno})")]
+    NoMemory {
+        /// Bytes that the slots would take up.
+        asked: u64,
+        /// The system's number for why.
+        errno: u32,
+    },
 }
 
 /// Every array of a server, and the free cells between them.
@@ -292,19 +319,24 @@ impl Catalog {
     }
 
     /// Opens the array of this name, or makes it. The flag says that it is new.
+    /// `payload` makes the memory of a new one's messages, if it has any.
     ///
     /// # Errors
-    /// Bad name, empty shape, another kind or shape, not enough cells.
+    /// Bad name, empty shape, another kind or shape, not enough cells, and
+    /// those of `payload`.
     pub fn open_or_create(
         &mut self,
         name: &str,
         form: Form,
+        payload: impl FnOnce() -> Result<Option<Arc<Payload>>, CatalogError>,
     ) -> Result<(Arc<Entry>, bool), CatalogError> {
         check_name(name)?;
         if form.shape.cells() == 0 {
             return Err(CatalogError::Empty(form.shape));
         }
-        if form.kind.first_word(form.param).is_none() {
+        // A slot has one version word.
+        let many = form.kind == Kind::Slots && form.shape.cols != 1;
+        if form.kind.first_word(form.param).is_none() || many {
             return Err(CatalogError::Param(form.param));
         }
         if let Some(entry) = self.arrays.get(name) {
@@ -318,11 +350,14 @@ impl Catalog {
             return Err(CatalogError::TooMany);
         }
         let (base, extent) = self.allocate(form.shape.extent())?;
+        let payload = payload().inspect_err(|_| self.release(base, extent))?;
+        let payload = payload.map(OnceLock::from).unwrap_or_default();
         let entry = Arc::new(Entry {
             name: name.to_owned(),
             form,
             base,
             extent,
+            payload,
             alive: AtomicBool::new(true),
             holders: Arc::default(),
         });
@@ -359,6 +394,11 @@ impl Catalog {
         for entry in <Vec<Arc<Entry>>>::into_iter(free) {
             self.release(entry.base, entry.extent);
         }
+    }
+
+    /// The arrays of slots.
+    pub fn slots(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.arrays.values().filter(|entry| entry.form.kind == Kind::Slots)
     }
 
     /// Up to `most` arrays whose names come after `after`, in order of name.
@@ -422,14 +462,14 @@ mod tests {
     #[test]
     fn another_form_is_refused_and_named() {
         let mut c = Catalog::new(1024);
-        c.open_or_create("a", form(4, 4)).unwrap();
-        assert!(!c.open_or_create("a", form(4, 4)).unwrap().1);
+        c.open_or_create("a", form(4, 4), || Ok(None)).unwrap();
+        assert!(!c.open_or_create("a", form(4, 4), || Ok(None)).unwrap().1);
         assert_eq!(
-            c.open_or_create("a", form(4, 5)).unwrap_err(),
+            c.open_or_create("a", form(4, 5), || Ok(None)).unwrap_err(),
             CatalogError::Mismatch(form(4, 4))
         );
         assert_eq!(
-            c.open_or_create("b", form(0, 5)).unwrap_err(),
+            c.open_or_create("b", form(0, 5), || Ok(None)).unwrap_err(),
             CatalogError::Empty(Shape { rows: 0, cols: 5 })
         );
     }
@@ -437,13 +477,13 @@ mod tests {
     #[test]
     fn a_full_segment_says_how_full() {
         let mut c = Catalog::new(64);
-        c.open_or_create("a", form(1, 40)).unwrap();
+        c.open_or_create("a", form(1, 40), || Ok(None)).unwrap();
         assert_eq!(
-            c.open_or_create("b", form(2, 12)).unwrap_err(),
+            c.open_or_create("b", form(2, 12), || Ok(None)).unwrap_err(),
             CatalogError::Full { asked: 48, free: 24, largest: 24 }
         );
         assert!(matches!(
-            c.open_or_create("c", form(1 << 20, 1 << 20)).unwrap_err(),
+            c.open_or_create("c", form(1 << 20, 1 << 20), || Ok(None)).unwrap_err(),
             CatalogError::Full { asked, .. } if asked > 1 << 40
         ));
     }
@@ -451,16 +491,16 @@ mod tests {
     #[test]
     fn held_cells_come_back_when_nobody_holds_them() {
         let mut c = Catalog::new(64);
-        let (entry, _) = c.open_or_create("a", form(1, 64)).unwrap();
+        let (entry, _) = c.open_or_create("a", form(1, 64), || Ok(None)).unwrap();
         let holder = entry.hold();
         drop(c.remove("a", true).unwrap());
         assert!(!entry.is_alive());
         assert!(matches!(
-            c.open_or_create("b", form(1, 8)),
+            c.open_or_create("b", form(1, 8), || Ok(None)),
             Err(CatalogError::Full { free: 0, .. })
         ));
         drop(holder);
-        c.open_or_create("b", form(1, 64)).unwrap();
+        c.open_or_create("b", form(1, 64), || Ok(None)).unwrap();
     }
 
     proptest! {
@@ -469,7 +509,7 @@ mod tests {
             let mut c = Catalog::new(600);
             for (n, rows, cols, open) in ops {
                 let name = format!("a{n}");
-                if open { let _ = c.open_or_create(&name, form(rows, cols)); } else { let _ = c.remove(&name, false); }
+                if open { let _ = c.open_or_create(&name, form(rows, cols), || Ok(None)); } else { let _ = c.remove(&name, false); }
                 let mut owned = vec![0u8; 600];
                 for e in c.list("", usize::MAX) {
                     for cell in &mut owned[e.base as usize..(e.base + e.extent) as usize] { *cell += 1; }

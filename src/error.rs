@@ -193,6 +193,66 @@ pub enum Error {
         /// Cells of the largest free piece.
         largest: u64,
     },
+    /// The server has not enough memory left for the messages of an array of
+    /// slots.
+    #[error(
+        "no room for the messages of array {name:?}: {asked} bytes asked for, {free} free; start the server with a larger --slot-bytes or remove arrays of slots"
+    )]
+    SlotsFull {
+        /// The array.
+        name: String,
+        /// Bytes that it would take up.
+        asked: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Someone is writing the row, and was still at it when patience ended. A
+    /// write did not happen.
+    #[error(
+        "row {row} of array {name:?} is being written; {op} found no moment when it was not: let its writer and readers take turns, by an event for example, or try again"
+    )]
+    SlotBusy {
+        /// The array.
+        name: String,
+        /// The row.
+        row: usize,
+        /// The operation.
+        op: &'static str,
+    },
+    /// The one who wrote the row has gone in the middle, or gave up: there is
+    /// no whole message in it.
+    #[error(
+        "row {row} of array {name:?} is torn: its writer went in the middle of a message, after version {version}; wait for the next whole one (read_newer), or write one"
+    )]
+    Torn {
+        /// The array.
+        name: String,
+        /// The row.
+        row: usize,
+        /// The last whole message.
+        version: u64,
+    },
+    /// The row was taken away from the write, which did not happen.
+    #[error(
+        "the write to row {row} of array {name:?} has lost its claim: its session or its connection ended in the middle; write the message again"
+    )]
+    WriteLost {
+        /// The array.
+        name: String,
+        /// The row.
+        row: usize,
+    },
+    /// A message that does not fit the row, or one that does not fit the
+    /// buffer.
+    #[error("row {row} of array {name:?}: {what}")]
+    SlotSize {
+        /// The array.
+        name: String,
+        /// The row.
+        row: usize,
+        /// Which, and how large it may be.
+        what: String,
+    },
     /// A limit of the server.
     #[error("{addr}: {what}")]
     Limit {
@@ -423,6 +483,9 @@ impl Error {
                 | Error::ReadOnly { .. }
                 | Error::ArrayMismatch { .. }
                 | Error::SegmentFull { .. }
+                | Error::SlotsFull { .. }
+                | Error::SlotBusy { .. }
+                | Error::SlotSize { .. }
                 | Error::NoSuchArray { .. }
                 | Error::ArrayRemoved { .. }
                 | Error::WrongKind { .. }

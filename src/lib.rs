@@ -76,6 +76,7 @@ mod cell;
 mod client;
 mod engine;
 mod error;
+pub mod gossip;
 mod keyfile;
 mod layout;
 mod rdma;
@@ -83,6 +84,7 @@ mod rdma;
 #[doc(hidden)]
 pub mod segment;
 mod server;
+mod slot;
 mod state;
 mod transport;
 // Not part of the public face: open to this workspace's own tests and benches.
@@ -97,8 +99,8 @@ pub use cell::Comparison;
 pub use client::{
     ArrayInfo, Barrier, BarrierArray, BarrierWait, Batch, Cell, Client, ClientBuilder, Counter,
     CounterArray, Counters, Event, EventArray, Events, Holding, HoldingKind, Lock, LockArray,
-    LockGuard, Member, Outcome, Semaphore, SemaphoreArray, ServerInfo, TransportChoice,
-    TransportReport, WaitOptions, Woken,
+    LockGuard, Member, Outcome, Received, Registered, Semaphore, SemaphoreArray, ServerInfo, Slot,
+    SlotArray, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken,
 };
 pub use error::{Error, Parted, Result};
 pub use keyfile::{

@@ -2,12 +2,17 @@
 
 #![allow(unsafe_code)] // One of the few places: a mapping becomes a slice of atomics.
 
+mod payload;
+
+pub use payload::{Claim, Payload};
+
 use crate::layout::{CELLS_AT, MAGIC_WORD, header};
 use crate::verbs::Memory;
 use farcell_sys::fork::{self, Generation};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 use rustix::thread::futex;
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -76,8 +81,14 @@ impl Segment {
 
     fn make(cells: u32, published: bool) -> io::Result<Segment> {
         let bytes = Segment::bytes_of(cells)?;
+        Segment::sealed(c"farcell", bytes, published)
+    }
+
+    /// A memory file of at least that many bytes, whole pages, and a map of it.
+    fn sealed(name: &CStr, bytes: usize, published: bool) -> io::Result<Segment> {
+        let bytes = bytes.checked_next_multiple_of(4096).ok_or(io::ErrorKind::InvalidInput)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create(c"farcell", flags)?);
+        let file = File::from(memfd_create(name, flags)?);
         // Whoever is given a descriptor to read cannot make one to write of it.
         fchmod(&file, Mode::RUSR)?;
         file.set_len(bytes as u64)?;

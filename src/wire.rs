@@ -9,6 +9,8 @@
 //! their order. Waits have numbers of their own, because they are answered
 //! whenever they are satisfied.
 
+pub mod slots;
+
 use crate::catalog::{CatalogError, Form, Kind, NameError};
 use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
@@ -98,6 +100,10 @@ pub enum Tag {
     /// The id is a wait's, since the answer, [`Tag::RdmaOpened`] or
     /// [`Tag::RdmaRefused`], comes when it comes.
     RdmaOpen = 19,
+    /// Asks for the messages of an array of slots by RDMA:
+    /// [`slots::RdmaSlotsRecord`]. Answered, as [`Tag::RdmaOpen`] is, by
+    /// [`Tag::RdmaSlotsOpened`] or [`Tag::RdmaRefused`].
+    RdmaSlots = 43,
     /// Gives RDMA up. Answered by [`Tag::RdmaRefused`] when no operation of
     /// this client can happen any more that way.
     RdmaClose = 20,
@@ -150,6 +156,8 @@ pub enum Tag {
     WaitRefused = 82,
     /// [`RdmaRecord`] and [`LaneRecord`]s, what the server has.
     RdmaOpened = 83,
+    /// [`slots::RdmaSlotsAnswer`].
+    RdmaSlotsOpened = 103,
     /// Why there is no RDMA, in words.
     RdmaRefused = 84,
     /// [`ShmRecord`]: where the memory can be had.
@@ -186,6 +194,8 @@ impl Tag {
             25 => Tag::Forfeit,
             21 => Tag::ShmOpen,
             23 => Tag::Ring,
+            43 => Tag::RdmaSlots,
+            103 => Tag::RdmaSlotsOpened,
             32 => Tag::Heartbeat,
             33 => Tag::Bye,
             64 => Tag::Words,
@@ -598,6 +608,8 @@ pub enum Refusal {
     NameTaken(u32),
     /// More parties or bequests than a session may have.
     TooMuchLeft,
+    /// The answer to a request for a message.
+    Slot(slots::SlotRefusal),
 }
 
 impl Refusal {
@@ -616,6 +628,7 @@ impl Refusal {
             Refusal::BadPeer => (34, [0; 3]),
             Refusal::NameTaken(seat) => (35, [u64::from(*seat), 0, 0]),
             Refusal::TooMuchLeft => (36, [0; 3]),
+            Refusal::Slot(refusal) => refusal.code(),
             Refusal::Catalog(e) => match e {
                 CatalogError::Name(NameError::Empty) => (16, [0; 3]),
                 CatalogError::Name(NameError::TooLong(n)) => (17, [*n as u64, 0, 0]),
@@ -634,6 +647,8 @@ impl Refusal {
                 CatalogError::Full { asked, free, largest } => (23, [*asked, *free, *largest]),
                 CatalogError::TooMany => (24, [0; 3]),
                 CatalogError::Unkept(errno) => (56, [u64::from(errno.cast_unsigned()), 0, 0]),
+                CatalogError::SlotsFull { asked, free } => (54, [*asked, *free, 0]),
+                CatalogError::NoMemory { asked, errno } => (55, [*asked, (*errno).into(), 0]),
             },
         };
         ErrorRecord { code, reserved: 0, index, detail }
@@ -676,7 +691,8 @@ impl Refusal {
             35 => Refusal::NameTaken(small(a)?),
             36 => Refusal::TooMuchLeft,
             56 => Refusal::Catalog(CatalogError::Unkept(small(a)?.cast_signed())),
-            _ => return None,
+            54 | 55 => Refusal::Catalog(slots::memory_refusal(record.code, a, b)?),
+            code => Refusal::Slot(slots::SlotRefusal::from_code(code, a)?),
         })
     }
 }

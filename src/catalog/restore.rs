@@ -3,8 +3,8 @@
 use super::{Catalog, Entry, Form, MAX_ARRAYS, NameError, check_name};
 use crate::layout::CELLS_PER_LINE;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 /// An array and where it stands, as written down.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +91,10 @@ impl Catalog {
             let extent = placed.check(capacity)?;
             let Placed { name, form, base } = placed;
             let alive = AtomicBool::new(true);
-            let entry =
-                Arc::new(Entry { name, form, base, extent, alive, holders: Arc::default() });
+            // Made by the engine, which knows how much memory there is.
+            let payload = OnceLock::new();
+            let holders = Arc::default();
+            let entry = Arc::new(Entry { name, form, base, extent, payload, alive, holders });
             if let Some(before) = catalog.arrays.insert(entry.name.clone(), entry.clone()) {
                 return Err(Damage::Twice(before.name.clone()));
             }
@@ -206,7 +208,7 @@ mod tests {
             for (n, rows, cols, open) in ops {
                 let name = format!("a{n}");
                 let form = placed(&name, rows, cols, 0).form;
-                if open { let _ = c.open_or_create(&name, form); } else { let _ = c.remove(&name, false); }
+                if open { let _ = c.open_or_create(&name, form, || Ok(None)); } else { let _ = c.remove(&name, false); }
             }
             let written: Vec<Placed> = c.list("", usize::MAX).map(|e| Placed::from(&**e)).collect();
             let again = Catalog::restore(capacity, written.clone(), &[]).unwrap();

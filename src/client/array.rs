@@ -190,9 +190,8 @@ impl Array {
                 | Refusal::TooLarge
                 | Refusal::BadOperand
                 | Refusal::BadPeer
-                | Refusal::NameTaken(_) => {
-                    self.client.senseless(&format!("a refusal ({refusal:?})"))
-                }
+                | Refusal::NameTaken(_)
+                | Refusal::Slot(_) => self.client.senseless(&format!("a refusal ({refusal:?})")),
             },
         }
     }

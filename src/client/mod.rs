@@ -8,8 +8,10 @@ mod event;
 mod lock;
 mod options;
 mod peers;
+mod registered;
 mod select;
 mod semaphore;
+mod slots;
 mod sync;
 mod way;
 
@@ -20,8 +22,10 @@ pub use event::{Event, EventArray, Events};
 pub use lock::{Lock, LockArray, LockGuard};
 pub use options::WaitOptions;
 pub use peers::{Holding, HoldingKind, Member};
+pub use registered::Registered;
 pub use select::{Cell, Woken};
 pub use semaphore::{Semaphore, SemaphoreArray};
+pub use slots::{Received, Slot, SlotArray, SlotWrite};
 
 use crate::addr::DEFAULT_PORT;
 use crate::auth::{Access, Domain, Key, Resume};
@@ -32,7 +36,7 @@ use crate::layout::Shape;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect, soon_enough};
 use crate::transport::rdma::RdmaSettings;
-use crate::transport::shm::Slot;
+use crate::transport::shm::Slot as Ways;
 use crate::transport::tcp::{Link, Settings};
 use crate::transport::{Failure, keeper};
 use crate::wire::{self, InfoRecord, ListRecord, Refusal, Tag};
@@ -553,6 +557,7 @@ impl Client {
                 Kind::Lock => "lock",
                 Kind::Barrier => "wait at a barrier",
                 Kind::Semaphore => "acquire",
+                Kind::Slots => "read or write of messages",
             };
             return Err(Error::WrongKind { name: name.to_owned(), kind: found.form.kind, op });
         }
@@ -599,7 +604,7 @@ impl Client {
             Some(shm) if matches!(kind, Kind::Event | Kind::Counter) => {
                 shm.bind(number, session, record.base, shape.extent())
             }
-            _ => Slot::none(),
+            _ => Ways::none(),
         };
         Ok(Arc::new(Array {
             client: self.clone(),

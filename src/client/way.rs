@@ -34,6 +34,11 @@ impl Core {
         self.rdma.as_deref()
     }
 
+    /// The same, to be kept.
+    pub fn shared_rdma(&self) -> Option<&Arc<Rdma>> {
+        self.rdma.as_ref()
+    }
+
     /// Whether a change of a cell is done without asking the server.
     pub fn is_one_sided(&self) -> bool {
         self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())

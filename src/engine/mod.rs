@@ -19,6 +19,7 @@ mod parking;
 mod peers;
 mod request;
 mod session;
+mod slots;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -28,10 +29,12 @@ pub use journal::Journal;
 pub use peers::{Gone, Way};
 pub use request::Next;
 pub use session::Route;
+pub use slots::{Begun, SlotRow, Writing};
 
 use actor::replace;
 use peers::{Member, Peers};
 use session::Session;
+use slots::Budget;
 
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form};
@@ -71,6 +74,9 @@ pub struct Newcomer {
     pub route: Route,
 }
 
+/// Bytes for messages unless told otherwise.
+const DEFAULT_SLOT_BYTES: u64 = 1 << 30;
+
 /// A session to work with, as the table hands it out.
 pub type SharedSession = Arc<Mutex<Session>>;
 
@@ -95,6 +101,7 @@ pub struct Engine<A> {
     lease: Duration,
     /// Clients may reach the cells of arrays that they have open by themselves.
     one_sided: bool,
+    budget: Budget,
     catalog: RwLock<Catalog>,
     parking: Mutex<Parking>,
     /// Waits that are parked, so that nobody needs the lock to see that there
@@ -135,6 +142,7 @@ impl<A: Actor> Engine<A> {
             one_sided: false,
             quarantine: AtomicBool::new(catalog.has_quarantine()),
             catalog: RwLock::new(catalog),
+            budget: Budget::new(DEFAULT_SLOT_BYTES),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
             peers: Mutex::default(),
@@ -152,13 +160,20 @@ impl<A: Actor> Engine<A> {
         self
     }
 
+    /// Most bytes that the messages of all arrays of slots may take up.
+    #[must_use]
+    pub fn slot_bytes(mut self, most: u64) -> Engine<A> {
+        self.budget = Budget::new(most);
+        self
+    }
+
     /// Opens an array or makes it, as the server's own act.
     ///
     /// # Errors
     /// As [`Catalog::open_or_create`].
     pub fn open(&self, name: &str, form: Form) -> Result<(Arc<Entry>, bool), CatalogError> {
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let (entry, created) = catalog.open_or_create(name, form)?;
+        let (entry, created) = catalog.open_or_create(name, form, || self.budget.payload(form))?;
         if created {
             let first = form.kind.first_word(form.param).unwrap_or(0);
             // Cells of an array that was removed before may hold anything.

@@ -169,7 +169,7 @@ impl<A: Actor> Engine<A> {
                 wire::push(&mut out.reply, Tag::Heartbeat, 0, &[]);
                 Ok(())
             }
-            Tag::RdmaOpen | Tag::RdmaClose | Tag::ShmOpen => {
+            Tag::RdmaOpen | Tag::RdmaClose | Tag::RdmaSlots | Tag::ShmOpen => {
                 gathered.way = Some(Next::Way { tag, id: header.id, len: payload.len() });
                 Ok(())
             }

@@ -4,8 +4,9 @@
 use super::peers::nanos;
 use crate::auth::Access;
 use crate::catalog::{Entry, Kind};
+use crate::wire::slots::{MAX_BESIDE, MAX_WRITES};
 use crate::wire::{MAX_ARRAYS_OPEN, MAX_UNANSWERED, MAX_UNANSWERED_BYTES, Violation};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -65,6 +66,11 @@ pub struct Session {
     bindings: Vec<Option<Binding>>,
     /// Its client may reach cells without asking.
     one_sided: bool,
+    /// Connections for messages.
+    beside: u32,
+    /// Writes of messages whose end the client may not know: number and
+    /// version word.
+    writes: BTreeMap<u64, u64>,
 }
 
 /// An array that a session has open.
@@ -94,6 +100,8 @@ impl Session {
             reply_bytes: 0,
             bindings: Vec::new(),
             one_sided: false,
+            beside: 0,
+            writes: BTreeMap::new(),
         }
     }
 
@@ -113,6 +121,38 @@ impl Session {
         self.last_heard = now;
         // Relaxed: a time for people to read.
         self.heard.store(nanos(now), Ordering::Relaxed);
+    }
+
+    /// Counts one more connection for messages, unless there are enough.
+    pub fn take_beside(&mut self) -> bool {
+        let takes = self.beside < MAX_BESIDE;
+        self.beside += u32::from(takes);
+        takes
+    }
+
+    /// One of those is gone.
+    pub fn give_beside(&mut self) {
+        self.beside = self.beside.saturating_sub(1);
+    }
+
+    /// What the write with this number has made, if it was committed; forgets
+    /// those before `oldest`.
+    ///
+    /// # Errors
+    /// The client keeps more of them than it may.
+    pub fn written(&mut self, write: u64, oldest: u64) -> Result<Option<u64>, Violation> {
+        while self.writes.first_key_value().is_some_and(|(&first, _)| first < oldest) {
+            self.writes.pop_first();
+        }
+        if self.writes.len() >= MAX_WRITES {
+            return Err(Violation::Limit("writes of messages"));
+        }
+        Ok(self.writes.get(&write).copied())
+    }
+
+    /// Keeps what a write has made.
+    pub fn has_written(&mut self, write: u64, word: u64) {
+        self.writes.insert(write, word);
     }
 
     /// The array that the client calls by this number, if it is alive.

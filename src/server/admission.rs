@@ -94,6 +94,9 @@ impl Worker {
         };
         let serial = self.clients[key].serial;
         let resume = proven.resume;
+        if resume.beside {
+            return self.admit_beside(key, handshake, proven, self.welcome(proven));
+        }
         let newcomer = Newcomer {
             access: proven.access,
             resume: (resume.incarnation == self.shared.incarnation).then_some(resume.session),
@@ -103,21 +106,31 @@ impl Worker {
         };
         let attached = self.shared.engine.attach(&newcomer, self.shared.now(), &mut self.out);
         let welcome = Welcome {
-            access: proven.access,
-            domain: self.shared.domain,
             resumed: attached.resumed,
-            offers_rdma: self.shared.rdma.is_some(),
-            offers_shm: self.shared.shm.is_ok(),
-            incarnation: self.shared.incarnation,
             session: attached.id,
-            capacity: self.shared.capacity.into(),
-            lease_ms: self.shared.lease.as_millis() as u64,
             seat: attached.seat,
+            ..self.welcome(proven)
         };
         let bytes = handshake.welcome(proven, &welcome, &self.shared.keys);
         self.clients[key].phase = Phase::Open { session: attached.session, id: attached.id };
         tracing::debug!(session = attached.id, resumed = attached.resumed, "a client is in");
         self.send(key, &bytes);
         self.post_out();
+    }
+
+    /// What any client is told that was let in.
+    fn welcome(&self, proven: &auth::Proven) -> Welcome {
+        Welcome {
+            access: proven.access,
+            domain: self.shared.domain,
+            resumed: false,
+            offers_rdma: self.shared.rdma.is_some(),
+            offers_shm: self.shared.shm.is_ok(),
+            incarnation: self.shared.incarnation,
+            session: 0,
+            seat: 0,
+            capacity: self.shared.capacity.into(),
+            lease_ms: self.shared.lease.as_millis() as u64,
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! One client's socket and what waits to go through it.
 
+use super::bulk::Bulk;
 use crate::auth::ServerHandshake;
 use crate::engine::SharedSession;
 use mio::net::TcpStream;
@@ -24,6 +25,8 @@ pub enum Phase {
         /// Its number, for the log.
         id: u64,
     },
+    /// One more connection of a session, for messages.
+    Beside(Box<Bulk>),
     /// Nothing is handled any more. What is in the outbox is sent, then the
     /// connection ends once the client has closed its side.
     Closing,
@@ -60,6 +63,11 @@ impl Connection {
     /// The socket, to register and deregister it.
     pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.stream
+    }
+
+    /// How far it has come, and its socket.
+    pub fn parts(&mut self) -> (&mut Phase, &TcpStream) {
+        (&mut self.phase, &self.stream)
     }
 
     /// Reads what has come. 0 bytes: the client has closed its side.

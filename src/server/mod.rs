@@ -2,6 +2,7 @@
 
 mod admission;
 mod alarm;
+mod bulk;
 mod connection;
 mod keep;
 mod listen;
@@ -84,6 +85,7 @@ pub struct ServerBuilder {
     shared_memory: bool,
     break_domain_rule: bool,
     arrays: Vec<(String, Kind, usize, usize, u64)>,
+    slot_bytes: Option<u64>,
 }
 
 /// Whether a server offers RDMA.
@@ -152,6 +154,15 @@ impl ServerBuilder {
     #[must_use]
     pub fn capacity(mut self, cells: u32) -> ServerBuilder {
         self.capacity = Some(cells);
+        self
+    }
+
+    /// Most bytes that the messages of all arrays of slots may take up; half of
+    /// the machine's memory unless told otherwise. They are taken when first
+    /// written.
+    #[must_use]
+    pub fn slot_bytes(mut self, most: u64) -> ServerBuilder {
+        self.slot_bytes = Some(most);
         self
     }
 
@@ -249,6 +260,8 @@ impl ServerBuilder {
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
         let mut engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(one_sided);
+        engine = engine.slot_bytes(self.slot_bytes.unwrap_or_else(half_of_memory));
+        engine.restore_slots().map_err(|(form, e)| catalog_error(form.0.as_str(), form.1, e))?;
         if let Some(journal) = journal {
             engine = engine.journal(Box::new(journal));
         }
@@ -398,6 +411,7 @@ impl Server {
             shared_memory: true,
             break_domain_rule: false,
             arrays: Vec::new(),
+            slot_bytes: None,
         }
     }
 
@@ -525,10 +539,21 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
             Error::SegmentFull { name, asked, free, largest }
         }
         CatalogError::Param(_) => Error::BadSetting { what: format!("array {name:?}: {error}") },
+        CatalogError::SlotsFull { asked, free } => Error::SlotsFull { name, asked, free },
+        CatalogError::NoMemory { asked, errno } => Error::os(
+            format!("the server has no {asked} bytes for the messages of array {name:?}"),
+            std::io::Error::from_raw_os_error(errno.cast_signed()),
+        ),
         CatalogError::TooMany | CatalogError::Unkept(_) => {
             Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
         }
     }
+}
+
+/// Half of what this machine has, see sysinfo(2).
+fn half_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into()) / 2
 }
 
 /// Raises the soft limit of open files to the hard one, and says what it is.

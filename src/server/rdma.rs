@@ -4,7 +4,7 @@ use super::loopback::LoopLane;
 use crate::auth::{Access as Rights, Domain};
 use crate::engine::lock;
 use crate::rdma::{Adapter, random_psn, read_offer};
-use crate::segment::Segment;
+use crate::segment::{Payload, Segment};
 use crate::verbs::{
     Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Error, Gid, Memory, Notify,
     ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request, SharedReceiveQueue,
@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 /// Doorbells of one session that may wait for the server's CPU.
@@ -34,7 +34,11 @@ struct Peer {
     completions: Arc<CompletionQueue>,
     bells: Arc<SharedReceiveQueue>,
     /// The segment, registered for this session alone.
-    _region: Arc<Region>,
+    region: Arc<Region>,
+    /// What a registration lets the session do.
+    writes: bool,
+    /// Messages, registered likewise.
+    slots: Mutex<Vec<(Weak<Payload>, Arc<Region>)>>,
 }
 
 impl Peer {
@@ -231,7 +235,31 @@ impl Rdma {
             answer.extend_from_slice(bytemuck::bytes_of(&record));
         }
         completions.arm(Notify::Any)?;
-        Ok((Peer { lanes, completions, bells, _region: region }, answer))
+        let writes = rights == Rights::ReadWrite;
+        let slots = Mutex::default();
+        Ok((Peer { lanes, completions, bells, region, writes, slots }, answer))
+    }
+
+    /// Registers messages for a session: address and key. Pins them all, which
+    /// takes time, so not for an event loop.
+    pub fn register(&self, session: u64, payload: &Arc<Payload>) -> Result<(u64, u32), String> {
+        let peer = lock(&self.peers).get(&session).cloned().ok_or("the session has no RDMA")?;
+        let mut slots = lock(&peer.slots);
+        if let Some((_, region)) =
+            slots.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(payload))
+        {
+            return Ok((region.remote_address(), region.remote_key()));
+        }
+        let access = match peer.writes {
+            true => Access::LOCAL | Access::REMOTE_READ | Access::REMOTE_WRITE,
+            false => Access::REMOTE_READ,
+        };
+        let memory: Arc<dyn Memory> = payload.clone();
+        let region = Region::register(peer.region.domain(), memory, access);
+        let region = region.map_err(|e| e.to_string())?;
+        let found = (region.remote_address(), region.remote_key());
+        slots.push((Arc::downgrade(payload), region));
+        Ok(found)
     }
 
     /// Takes a session's connections away. When this returns, nothing of this

@@ -4,6 +4,7 @@ use super::connection::Phase;
 use super::loopback::take_unclear;
 use super::worker::{MEMORY, Mail, READS_IN_TURN, Worker};
 use crate::engine::{Next, Way, lock};
+use crate::wire::slots::{RdmaSlotsAnswer, RdmaSlotsRecord};
 use crate::wire::{self, Tag};
 use mio::Interest;
 use mio::unix::SourceFd;
@@ -36,9 +37,10 @@ impl Worker {
         let Phase::Open { session, id: number } = &client.phase else {
             return;
         };
+        let session = session.clone();
         let (number, serial) = (*number, client.serial);
         let access = {
-            let mut session = lock(session);
+            let mut session = lock(&session);
             if self.shared.rdma.is_some() && tag == Tag::RdmaOpen {
                 session.set_one_sided();
             }
@@ -56,6 +58,37 @@ impl Worker {
                 wire::push(&mut answer, Tag::RdmaRefused, id, &[b"given up"]);
                 self.shared.engine.repeat(number, &mut self.out);
                 self.post_out();
+            }
+            (Some(rdma), Tag::RdmaSlots) => {
+                let array = wire::take::<RdmaSlotsRecord>(tag, payload).map(|(r, _)| r.array);
+                let payload = array
+                    .ok()
+                    .and_then(|array| self.shared.engine.slot_payload(&lock(&session), array));
+                let (rdma, shared) = (rdma.clone(), self.shared.clone());
+                let (route, worker) = (self.route(key, serial), self.index);
+                let register = move || {
+                    let made = payload
+                        .ok_or_else(|| "no array of slots has that number".to_owned())
+                        .and_then(|payload| rdma.register(number, &payload));
+                    let mut answer = Vec::new();
+                    match made {
+                        Ok((address, key)) => {
+                            let record = RdmaSlotsAnswer { address, key, reserved: 0 };
+                            let bytes = bytemuck::bytes_of(&record);
+                            wire::push(&mut answer, Tag::RdmaSlotsOpened, id, &[bytes]);
+                        }
+                        Err(why) => {
+                            tracing::info!(session = number, why, "no messages by RDMA");
+                            wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                        }
+                    }
+                    shared.mailboxes[worker].post(Mail::Send(route, answer));
+                };
+                let thread = std::thread::Builder::new().name("farcell-register".to_owned());
+                if let Err(error) = thread.spawn(register) {
+                    let why = format!("the server cannot start a thread: {error}");
+                    wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
+                }
             }
             (Some(rdma), _) => {
                 // The way to the client may take seconds to be found.
@@ -144,6 +177,8 @@ impl Worker {
             if let Some(rdma) = &self.shared.rdma {
                 rdma.close(session);
             }
+            // Nothing of it can reach a row any more.
+            self.shared.engine.end_writes(session, &mut self.out);
             self.shared.engine.settle(session, self.shared.now(), &mut self.out);
             if let Ok(shm) = &self.shared.shm {
                 shm.close(session);
@@ -219,6 +254,9 @@ impl Worker {
 
     /// Reads and handles what a client has sent.
     pub(super) fn receive(&mut self, key: usize) {
+        if self.serve_beside(key) {
+            return;
+        }
         let mut scratch = std::mem::take(&mut self.scratch);
         for turn in 0.. {
             let Some(client) = self.clients.get_mut(key) else {
@@ -295,6 +333,11 @@ impl Worker {
                 return total;
             }
             let used = match client.phase {
+                Phase::Beside(_) => {
+                    // It was not asked yet.
+                    self.close(key, "spoke before its turn");
+                    return bytes.len();
+                }
                 Phase::Closing => return bytes.len(),
                 Phase::Handshake(_) => self.handle_hello(key, rest),
                 Phase::Open { .. } => self.handle_frames(key, rest),

@@ -200,6 +200,9 @@ impl Worker {
                     Token(i) if i < FIRST_CLIENT => self.accept(i),
                     Token(i) => {
                         let key = i - FIRST_CLIENT;
+                        if self.serve_beside(key) {
+                            continue;
+                        }
                         if event.is_writable() {
                             self.flush(key);
                         }
@@ -280,7 +283,7 @@ impl Worker {
     pub(super) fn drop_stranger(&mut self, key: usize, serial: u32, why: &'static str) {
         if let Some(client) = self.clients.get(key)
             && client.serial == serial
-            && !matches!(client.phase, Phase::Open { .. })
+            && !matches!(client.phase, Phase::Open { .. } | Phase::Beside(_))
         {
             self.close(key, why);
         }
@@ -351,6 +354,7 @@ impl Worker {
                     self.clients[key].queue(&auth::denial(Denial::GoingAway));
                     self.finish(key);
                 }
+                Phase::Beside(_) => self.close(key, "is told no more"),
                 Phase::Closing => {}
             }
         }
@@ -378,9 +382,11 @@ impl Worker {
     }
 
     pub(super) fn detach(&mut self, key: usize) {
-        let client = &self.clients[key];
-        if let Phase::Open { session, .. } = &client.phase {
-            self.shared.engine.detach(session, self.route(key, client.serial));
+        let route = self.route(key, self.clients[key].serial);
+        match &mut self.clients[key].phase {
+            Phase::Open { session, .. } => self.shared.engine.detach(session, route),
+            Phase::Beside(bulk) => bulk.end(&self.shared.engine, &mut self.out),
+            Phase::Handshake(_) | Phase::Closing => {}
         }
     }
 
@@ -390,7 +396,11 @@ impl Worker {
         }
         self.detach(key);
         let mut client = self.clients.remove(key);
-        if let Phase::Open { id, .. } = client.phase {
+        if let Phase::Beside(bulk) = &client.phase {
+            tracing::debug!(session = bulk.id, "a connection for messages {why}");
+            // Whoever waited for the row that was given up.
+            self.post_out();
+        } else if let Phase::Open { id, .. } = client.phase {
             tracing::debug!(session = id, "a client {why}");
         } else {
             tracing::debug!(peer = ?client.stream().peer_addr().ok(), "a stranger {why}");

@@ -317,7 +317,7 @@ fn a_change_that_cannot_be_noted_does_not_happen() {
     }
     let segment = Segment::anonymous(CELLS).unwrap();
     let mut catalog = Catalog::new(CELLS);
-    catalog.open_or_create("old", form(Kind::Event, 1, 1)).unwrap();
+    catalog.open_or_create("old", form(Kind::Event, 1, 1), || Ok(None)).unwrap();
     let engine = Engine::with_catalog(segment, catalog, Duration::from_secs(1));
     let engine = engine.journal(Box::new(Full));
     let error = engine.open("new", form(Kind::Event, 1, 1)).unwrap_err();

@@ -1,6 +1,7 @@
 //! What the integration tests share.
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod messages;
 #[cfg(feature = "cli")]
 pub mod process;
 pub mod proxy;

@@ -199,6 +199,9 @@ impl FromStr for Spec {
             return Err(format!("the name is missing, {example}"));
         }
         let kind: Kind = kind.parse()?;
+        if kind == Kind::Slots {
+            return Err("slots have a size: make them with `farcell slot create`".to_owned());
+        }
         let (rows, cols) = shape
             .split_once(['x', 'X'])
             .ok_or_else(|| format!("the shape {shape:?} is not ROWSxCOLS, {example}"))?;

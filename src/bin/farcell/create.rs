@@ -49,6 +49,7 @@ impl Create {
                     let (initial, bound) = (*param as u32, (*param >> 32) as u32);
                     drop(client.semaphores(name, *rows, *cols, initial, bound)?);
                 }
+                Kind::Slots => drop(client.slots(name, *rows, 0)?),
             }
             let created = Created { name, kind: kind.name(), rows: *rows, cols: *cols };
             out.print("", &created)?;

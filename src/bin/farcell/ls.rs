@@ -3,7 +3,7 @@
 use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::output::{Output, table};
-use farcell::{Access, ArrayInfo, ServerInfo};
+use farcell::{Access, ArrayInfo, Kind, ServerInfo};
 use serde::Serialize;
 
 /// List the arrays of a server.
@@ -12,7 +12,7 @@ use serde::Serialize;
 Example:
   farcell ls --long
 
-JSON: {\"arrays\": [{\"name\", \"kind\", \"rows\", \"cols\"}], \"server\": {\"addr\",
+JSON: {\"arrays\": [{\"name\", \"kind\", \"rows\", \"cols\", \"bytes\" of slots}], \"server\": {\"addr\",
 \"capacity\", \"free\", \"largest_free\", \"sessions\", \"parked_waits\", \"domain\",
 \"read_only\", \"lease_s\"}}; capacity and free are cells.
 
@@ -35,6 +35,9 @@ struct Entry<'a> {
     kind: &'a str,
     rows: usize,
     cols: usize,
+    /// Of slots: most bytes of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -75,11 +78,22 @@ impl Ls {
         ));
         let arrays = arrays
             .iter()
-            .map(|a| Entry { name: &a.name, kind: a.kind.name(), rows: a.rows, cols: a.cols })
+            .map(|a| Entry {
+                name: &a.name,
+                kind: a.kind.name(),
+                rows: a.rows,
+                cols: a.cols,
+                bytes: bytes(a),
+            })
             .collect();
         out.print(long, &Listing { arrays, server })?;
         Ok(Answer::Yes)
     }
+}
+
+/// Most bytes of a message, if it has any.
+fn bytes(array: &ArrayInfo) -> Option<u64> {
+    (array.kind == Kind::Slots).then_some(array.param)
 }
 
 fn text(arrays: &[ArrayInfo]) -> String {
@@ -88,7 +102,11 @@ fn text(arrays: &[ArrayInfo]) -> String {
     }
     let head = ["NAME", "KIND", "ROWS", "COLS"].map(str::to_owned).to_vec();
     let row = |a: &ArrayInfo| {
-        vec![a.name.clone(), a.kind.to_string(), a.rows.to_string(), a.cols.to_string()]
+        let kind = match bytes(a) {
+            Some(bytes) => format!("{} of {bytes} bytes", a.kind),
+            None => a.kind.to_string(),
+        };
+        vec![a.name.clone(), kind, a.rows.to_string(), a.cols.to_string()]
     };
     let rows: Vec<_> = std::iter::once(head).chain(arrays.iter().map(row)).collect();
     table(&rows, 2)

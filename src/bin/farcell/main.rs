@@ -19,6 +19,7 @@ mod rm;
 mod serve;
 mod set;
 mod signals;
+mod slot;
 mod snapshot;
 mod surroundings;
 mod take;
@@ -95,6 +96,7 @@ enum Command {
     Set(set::Set),
     Clear(clear::Clear),
     Take(take::Take),
+    Slot(slot::Slot),
     Wait(wait::Wait),
     Add(add::Add),
     Cas(cas::Cas),
@@ -151,6 +153,7 @@ fn run() -> Result<Answer, Failure> {
         Command::Set(set) => set.run(&connection, &out),
         Command::Clear(clear) => clear.run(&connection, &out),
         Command::Take(take) => take.run(&connection, &out),
+        Command::Slot(slot) => slot.run(&connection, &out),
         Command::Wait(wait) => wait.run(&connection, &out),
         Command::Add(add) => add.run(&connection, &out),
         Command::Cas(cas) => cas.run(&connection, &out),

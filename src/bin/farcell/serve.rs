@@ -58,6 +58,10 @@ pub struct Serve {
     /// or snapshot]
     #[arg(long, value_name = "CELLS")]
     capacity: Option<u32>,
+    /// Room for the messages of slots, in bytes [default: half of this
+    /// machine's memory]
+    #[arg(long, value_name = "BYTES")]
+    slot_bytes: Option<u64>,
     /// Event loops, a thread each [default: one for two cores]
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
@@ -209,6 +213,9 @@ impl Serve {
         }
         if let Some(snapshot) = &self.restore {
             builder = builder.restore(snapshot);
+        }
+        if let Some(bytes) = self.slot_bytes {
+            builder = builder.slot_bytes(bytes);
         }
         if let Some(choice) = &self.rdma {
             builder = builder.rdma(choice.clone());

@@ -228,6 +228,7 @@ impl World {
                         Some((kind, extent)) if fit => {
                             let ops: &[u8] = match kind {
                                 Kind::Event => &[2, 3, 4, 1, 12, 2, 3],
+                                Kind::Slots => &[1, 12],
                                 _ => &[5, 6, 7, 8, 9, 10, 11, 1, 12, 6],
                             };
                             let op = ops[usize::from(op) % ops.len()];

@@ -6,6 +6,7 @@ mod interleavings;
 mod local;
 mod model;
 mod schedules;
+mod slots;
 mod sync;
 mod threads;
 

@@ -6,8 +6,8 @@ use crate::verbs::{
 };
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Requests that are posted with one call.
@@ -54,6 +54,8 @@ pub(super) struct Lane {
     pub(super) completions: Arc<CompletionQueue>,
     pub(super) channel: Arc<CompletionChannel>,
     pub(super) buffer: Arc<Region>,
+    /// What messages go through that are not in registered memory.
+    pub(super) staging: OnceLock<Arc<Region>>,
     /// One of the lanes is of no use any more, and so none is used.
     pub(super) broken: Arc<AtomicBool>,
     /// A doorbell is under way that nobody waits for.

@@ -5,6 +5,9 @@
 
 mod lane;
 mod rails;
+mod slots;
+
+pub(crate) use slots::{From as SlotFrom, Into as SlotInto, SlotWay, put as slot_put};
 
 use super::tcp::{Canceller, Link};
 use super::{CellOp, Failure, Transport, Waited};

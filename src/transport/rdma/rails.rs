@@ -16,7 +16,7 @@ use crate::wire::{LaneRecord, RdmaRecord, Tag};
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// Requests that one lane may have outstanding.
@@ -140,6 +140,7 @@ impl Unconnected {
                 completions,
                 channel,
                 buffer,
+                staging: OnceLock::new(),
                 broken: broken.clone(),
                 rung: AtomicBool::new(false),
                 patience: dead_after * 3,
@@ -151,6 +152,7 @@ impl Unconnected {
             broken,
             remote: peer,
             capacity,
+            max_message: adapter.state.max_message,
             bell: self.bell,
             atomics: peer.atomics != 0,
         };
@@ -162,7 +164,9 @@ impl Unconnected {
 /// Connected queue pairs. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Rails {
-    lanes: Vec<Mutex<Lane>>,
+    pub(super) lanes: Vec<Mutex<Lane>>,
+    /// Bytes of the largest message that the adapter's port moves.
+    pub(super) max_message: u32,
     /// Those of the lanes.
     queues: Vec<Arc<QueuePair>>,
     broken: Arc<AtomicBool>,
@@ -177,7 +181,7 @@ impl Rails {
     /// A lane that nobody uses, the thread's own if it can be: what it used last
     /// is near, on both ends.
     #[inline]
-    fn lane(&self) -> MutexGuard<'_, Lane> {
+    pub(super) fn lane(&self) -> MutexGuard<'_, Lane> {
         let home = &self.lanes[home() % self.lanes.len()];
         home.try_lock().unwrap_or_else(|_| self.another(home))
     }
@@ -194,7 +198,7 @@ impl Rails {
     }
 
     #[inline]
-    fn cell(&self, place: u32) -> Remote {
+    pub(super) fn cell(&self, place: u32) -> Remote {
         self.at(CELLS_AT as u64 + u64::from(place) * 8)
     }
 

@@ -64,6 +64,7 @@ impl Link {
             incarnation: state.welcome.incarnation,
             session: state.welcome.session,
             next_request: state.answered + 1,
+            beside: false,
         })
     }
 
@@ -263,6 +264,7 @@ impl Link {
             }
             state.socket.take()
         };
+        self.close_beside();
         if let Some(follower) = self.follower() {
             follower.closed();
         }

@@ -13,6 +13,7 @@
 use super::super::Follower;
 use super::super::connect::Target;
 use super::Failure;
+use super::beside::Pool;
 use super::reading::{Begun, Inbox};
 use super::state::{Call, Reply, Request, State, Status, take_done};
 use crate::auth::Welcome;
@@ -47,6 +48,8 @@ pub(crate) struct Link {
     pub(super) state: Mutex<State>,
     /// Used by the leader alone.
     pub(super) inbox: Mutex<Inbox>,
+    /// Connections for messages.
+    pub(super) pool: Pool,
     pub(super) me: Weak<Link>,
     /// One who must know how it stands with the connection.
     pub(super) follower: OnceLock<Weak<dyn Follower>>,
@@ -88,6 +91,7 @@ impl Link {
                 will: None,
             }),
             inbox: Mutex::default(),
+            pool: Pool::default(),
             me: me.clone(),
             follower: OnceLock::new(),
             generation: fork::generation(),

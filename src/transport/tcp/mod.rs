@@ -1,5 +1,6 @@
 //! Operations as frames on a TCP connection.
 
+mod beside;
 mod follow;
 mod life;
 mod link;
@@ -10,6 +11,7 @@ mod sync;
 mod waits;
 mod writing;
 
+pub(crate) use beside::{Begun as SlotBegun, Claimed, Look, SlotAt};
 pub(crate) use link::{Link, Settings};
 pub(crate) use waits::Patience;
 

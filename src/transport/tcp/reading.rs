@@ -341,7 +341,11 @@ impl Link {
                 state.wait_over(header.id, Err(error.into()));
                 Ok(())
             }
-            Tag::RdmaOpened | Tag::RdmaRefused | Tag::ShmOpened | Tag::ShmRefused => {
+            Tag::RdmaOpened
+            | Tag::RdmaRefused
+            | Tag::RdmaSlotsOpened
+            | Tag::ShmOpened
+            | Tag::ShmRefused => {
                 state.wait_over(header.id, Ok(Answer::Told(tag, payload.to_vec())));
                 Ok(())
             }

@@ -1,0 +1,203 @@
+//! Messages by hand: claims, what becomes of them, and clients that ask for
+//! what no client of ours would.
+
+use crate::auth::Access;
+use crate::catalog::{Form, Kind};
+use crate::engine::{Begun, Engine, Newcomer, Out, SharedSession, Writing, lock};
+use crate::layout::Shape;
+use crate::segment::{Payload, Segment};
+use crate::slot::{MAX_BYTES, Version};
+use crate::wire::Refusal;
+use crate::wire::slots::{KEEP, REMOTE, SlotRefusal, SlotRequest};
+use proptest::prelude::*;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+const ROWS: u32 = 4;
+const BYTES: u64 = 100;
+
+struct Place {
+    engine: Engine<Segment>,
+    payload: Arc<Payload>,
+    base: u32,
+}
+
+impl Place {
+    fn new() -> Place {
+        let engine = Engine::new(Segment::anonymous(256).unwrap(), 256, Duration::from_secs(1));
+        let form = Form { kind: Kind::Slots, shape: Shape { rows: ROWS, cols: 1 }, param: BYTES };
+        let (entry, _) = engine.open("params", form).unwrap();
+        Place { payload: entry.payload.get().cloned().unwrap(), base: entry.base, engine }
+    }
+
+    fn session(&self, id: u64, access: Access) -> SharedSession {
+        let newcomer = Newcomer { access, resume: None, next_request: 1, fresh: id, route: id };
+        let attached = self.engine.attach(&newcomer, Duration::ZERO, &mut Out::default());
+        let entry = self.engine.catalogued().get("params").unwrap();
+        lock(&attached.session).bind(0, Some(entry)).unwrap();
+        attached.session
+    }
+
+    fn begin(&self, session: &SharedSession, request: &SlotRequest) -> Result<Begun, Refusal> {
+        self.engine.slot_begin(&mut lock(session), request, &mut Out::default()).unwrap()
+    }
+
+    fn claim(&self, session: &SharedSession, row: u32, write: u64) -> Writing {
+        match self.begin(session, &SlotRequest { row, write, ..SlotRequest::default() }) {
+            Ok(Begun::Claimed(writing)) => writing,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Puts bytes into a row as a connection would.
+    fn put(&self, writing: &Writing, at: u64, bytes: &[u8]) -> bool {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(bytes).unwrap();
+        let row = writing.row.row;
+        let put =
+            self.payload.receive_for(writing.serial, row, at, bytes.len(), theirs.as_fd()).unwrap();
+        assert!(put.is_none_or(|n| n == bytes.len()));
+        put.is_some()
+    }
+
+    fn commit(&self, s: &SharedSession, writing: &Writing, total: u64) -> Result<u64, Refusal> {
+        let out = &mut Out::default();
+        let done = self.engine.slot_commit(&mut lock(s), writing, total, 0, out);
+        done.map(|reply| Version::of(reply.word).number())
+    }
+
+    fn version(&self, row: u32) -> Version {
+        let offset = Shape { rows: ROWS, cols: 1 }.offset(row, 0).unwrap();
+        let place = (self.base + offset) as usize;
+        // Relaxed: nobody else is there.
+        Version::of(self.engine.actor.cells()[place].load(std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn a_claim_that_began_again_takes_the_place_of_the_one_before() {
+    let place = Place::new();
+    let session = place.session(1, Access::ReadWrite);
+    let first = place.claim(&session, 0, 7);
+    assert!(place.put(&first, 0, b"first"));
+    // Its connection was lost, and the server has not found out.
+    let second = place.claim(&session, 0, 7);
+    assert!(place.put(&second, 0, b"second"));
+    assert!(!place.put(&first, 0, b"late"), "what still comes by the old one counts no more");
+    place.engine.slot_lost(&first, &mut Out::default());
+    assert!(place.version(0).is_writing());
+    assert!(matches!(
+        place.commit(&session, &first, 5),
+        Err(Refusal::Slot(SlotRefusal::NotClaimed(_)))
+    ));
+    assert_eq!(place.commit(&session, &second, 6), Ok(1));
+    // Asked again: it was done.
+    let again = SlotRequest { write: 7, oldest: 7, ..SlotRequest::default() };
+    let Ok(Begun::Before(word)) = place.begin(&session, &again) else { panic!("done twice") };
+    assert_eq!(Version::of(word).number(), 1);
+    // Acknowledged: forgotten.
+    let next = SlotRequest { write: 8, oldest: 8, ..SlotRequest::default() };
+    assert!(matches!(place.begin(&session, &next), Ok(Begun::Claimed(_))));
+}
+
+#[test]
+fn what_becomes_of_a_row_depends_on_whether_it_was_touched() {
+    let place = Place::new();
+    let session = place.session(1, Access::ReadWrite);
+    let out = &mut Out::default();
+    let writing = place.claim(&session, 0, 1);
+    place.commit(&session, &writing, 0).unwrap();
+    // By hand, by a lost connection, by the end of the session; untouched.
+    let untouched = place.claim(&session, 0, 2);
+    place.engine.slot_abandon(&untouched, out);
+    assert_eq!(place.version(0), Version::whole(1));
+    let touched = place.claim(&session, 0, 3);
+    place.put(&touched, 0, b"x");
+    place.engine.slot_lost(&touched, out);
+    assert!(place.version(0).is_torn() && !place.version(0).is_writing());
+    assert_eq!(place.version(0).number(), 1);
+    let late = place.claim(&session, 1, 4);
+    place.engine.end_writes(2, out);
+    assert!(place.version(1).is_writing(), "another session has ended");
+    place.engine.end_writes(1, out);
+    assert_eq!(place.version(1), Version::whole(0));
+    assert!(!place.put(&late, 0, b"late"));
+    // Whose bytes come by RDMA: not before its session ends.
+    let request = SlotRequest { row: 2, write: 5, flags: REMOTE, ..SlotRequest::default() };
+    let Ok(Begun::Claimed(remote)) = place.begin(&session, &request) else { panic!() };
+    place.engine.slot_lost(&remote, out);
+    assert!(place.version(2).is_writing());
+    place.engine.end_writes(1, out);
+    assert!(place.version(2).is_torn());
+}
+
+fn request() -> impl Strategy<Value = SlotRequest> {
+    let number =
+        || prop_oneof![0..200u64, Just(u64::MAX), Just(KEEP), Just(MAX_BYTES), any::<u64>()];
+    let row = prop_oneof![0..ROWS + 2, any::<u32>()];
+    (0..3u16, row, 0..4u64, number(), number(), number()).prop_map(
+        |(array, row, write, offset, bytes, total)| SlotRequest {
+            array,
+            flags: 0,
+            row,
+            write,
+            oldest: 0,
+            offset,
+            bytes,
+            total,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_client_asks_it_gets_no_more_than_a_row(
+        steps in prop::collection::vec((0u8..5, request(), any::<bool>()), 1..60),
+        read_only: bool,
+    ) {
+        let place = Place::new();
+        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let (attacker, owner) = (place.session(1, access), place.session(2, Access::ReadWrite));
+        // A row of somebody else's, and a claim on another one.
+        let writing = place.claim(&owner, 3, 1);
+        place.put(&writing, 0, b"theirs");
+        place.commit(&owner, &writing, 6).unwrap();
+        let theirs = place.claim(&owner, 2, 2);
+        let mut open: Vec<Writing> = Vec::new();
+        let out = &mut Out::default();
+        for (what, request, last) in steps {
+            let pick = if last { open.pop() } else { (!open.is_empty()).then(|| open.remove(0)) };
+            match (what, pick) {
+                (0, _) => match place.engine.slot_begin(&mut lock(&attacker), &request, out) {
+                    Ok(Ok(Begun::Claimed(claimed))) => {
+                        prop_assert!(!read_only && request.array == 0 && request.row < ROWS);
+                        prop_assert_ne!(request.row, 2);
+                        open.push(claimed);
+                    }
+                    Ok(_) => {}
+                    Err(violation) => prop_assert!(false, "{violation}"),
+                },
+                (1, Some(claimed)) => {
+                    let _ = place.engine.slot_commit(&mut lock(&attacker), &claimed, request.total, 0, out);
+                }
+                (2, Some(claimed)) => place.engine.slot_abandon(&claimed, out),
+                (3, Some(claimed)) => place.engine.slot_lost(&claimed, out),
+                _ => if let Ok((row, reply)) = place.engine.slot_read(&lock(&attacker), &request) {
+                    prop_assert!(row.row < ROWS);
+                    prop_assert!(reply.total <= BYTES && reply.bytes <= request.bytes);
+                    let end = request.offset.checked_add(reply.bytes);
+                    prop_assert!(reply.bytes == 0 || end.is_some_and(|end| end <= reply.total));
+                },
+            }
+        }
+        prop_assert!(place.version(2).is_writing(), "its owner still has it");
+        prop_assert_eq!(place.commit(&owner, &theirs, 3), Ok(1));
+        place.engine.end_writes(1, out);
+        for row in 0..ROWS {
+            prop_assert!(!place.version(row).is_writing());
+        }
+    }
+}

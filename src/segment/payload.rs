@@ -1,0 +1,257 @@
+//! The memory of the messages of an array of slots.
+
+use super::Segment;
+use crate::slot::{HEAD, extent, pitch};
+use crate::verbs::Memory;
+use farcell_sys::libc;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Locks for the rows: those of one lock have it in turn.
+const STRIPES: usize = 16;
+
+/// Who writes a row by way of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The session.
+    pub session: u64,
+    /// Its own number of the write.
+    pub write: u64,
+    /// This claim, among all that there ever were.
+    pub serial: u64,
+    /// What the row was before.
+    pub before: crate::slot::Version,
+    /// What it is since.
+    pub claimed: crate::slot::Version,
+    /// Bytes of the row may have been changed.
+    pub touched: bool,
+    /// They may be changed by RDMA.
+    pub remote: bool,
+}
+
+/// The claims of rows that share a lock, by row.
+pub type Claims = HashMap<u32, Claim>;
+
+/// The rows of one array of slots, each a length and a message, in a sealed
+/// memory file of its own, 0 at first.
+#[derive(Debug)]
+pub struct Payload {
+    memory: Segment,
+    rows: u32,
+    bytes: u64,
+    claims: [Mutex<Claims>; STRIPES],
+    used: Arc<AtomicU64>,
+    taken: u64,
+}
+
+impl Payload {
+    /// Maps `rows` rows of `bytes` bytes. What it takes is added to `used`, and
+    /// taken off again when it is dropped. Pages are taken when first touched.
+    ///
+    /// # Errors
+    /// As [`Segment::anonymous`]; `OutOfMemory` if `used` would exceed `limit`.
+    pub fn new(rows: u32, bytes: u64, used: &Arc<AtomicU64>, limit: u64) -> io::Result<Payload> {
+        let taken = extent(rows, bytes);
+        // Relaxed: a sum, and nothing is published by it.
+        let order = Ordering::Relaxed;
+        used.fetch_update(order, order, |sum| sum.checked_add(taken).filter(|&sum| sum <= limit))
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let made = usize::try_from(taken)
+            .map_err(|_| io::ErrorKind::InvalidInput.into())
+            .and_then(|taken| Segment::sealed(c"farcell slots", taken, false));
+        let memory = match made {
+            Ok(made) => made,
+            Err(error) => {
+                used.fetch_sub(taken, order);
+                return Err(error);
+            }
+        };
+        let claims = Default::default();
+        Ok(Payload { memory, rows, bytes, claims, used: used.clone(), taken })
+    }
+
+    /// Most bytes of a message.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The claims of this row and of those that share its lock. Who holds them
+    /// is the only one to change bytes or claims of these rows by way of the
+    /// server.
+    pub fn claims(&self, row: u32) -> MutexGuard<'_, Claims> {
+        let claims = &self.claims[row as usize % STRIPES];
+        claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes away every claim of a session.
+    pub fn take_claims(&self, session: u64) -> Vec<(u32, Claim)> {
+        let all = self.claims.iter();
+        let locked = all.map(|claims| claims.lock().unwrap_or_else(PoisonError::into_inner));
+        locked
+            .flat_map(|mut claims| {
+                let taken: Vec<_> = claims.extract_if(|_, c| c.session == session).collect();
+                taken
+            })
+            .collect()
+    }
+
+    /// The length of the row's message.
+    ///
+    /// # Panics
+    /// The row is none: whoever asks has checked it.
+    #[must_use]
+    pub fn length(&self, row: u32) -> &AtomicU64 {
+        assert!(row < self.rows);
+        let at = u64::from(row) * pitch(self.bytes);
+        &self.memory.words()[(at / 8) as usize]
+    }
+
+    /// Where these bytes of a row are; `None` outside of the row.
+    fn place(&self, row: u32, at: u64, len: usize) -> Option<NonNull<u8>> {
+        let end = at.checked_add(len as u64)?;
+        if row >= self.rows || end > self.bytes {
+            return None;
+        }
+        let offset = u64::from(row) * pitch(self.bytes) + HEAD + at;
+        // SAFETY: rows and bytes are those that the mapping was made for, so
+        // this is inside of it.
+        Some(unsafe { self.memory.address().add(offset as usize) })
+    }
+
+    /// As [`receive`](Self::receive) for the claim with this number. `None`: it
+    /// stands no more, and nothing was received.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn receive_for(
+        &self,
+        serial: u64,
+        row: u32,
+        at: u64,
+        len: usize,
+        from: BorrowedFd<'_>,
+    ) -> io::Result<Option<usize>> {
+        // Held while the system copies: nobody else gets the row meanwhile.
+        let mut claims = self.claims(row);
+        let Some(claim) = claims.get_mut(&row).filter(|claim| claim.serial == serial) else {
+            return Ok(None);
+        };
+        claim.touched = true;
+        self.receive(row, at, len, from).map(Some)
+    }
+
+    /// Lets the system put what a socket has into a row, `len` bytes at most,
+    /// as recv(2) without waiting. 0 bytes: the other side is closed.
+    ///
+    /// # Errors
+    /// As recv(2); `InvalidInput` for bytes outside of the row.
+    fn receive(&self, row: u32, at: u64, len: usize, from: BorrowedFd<'_>) -> io::Result<usize> {
+        let place = self.place(row, at, len).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: `len` bytes from there on are mapped for as long as `self`,
+        // and no reference to plain data in them exists (see `Segment`).
+        let n =
+            unsafe { libc::recv(from.as_raw_fd(), place.as_ptr().cast(), len, libc::MSG_DONTWAIT) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Lets the system send bytes of a row, as send(2) without waiting; `more`
+    /// says that something follows at once.
+    ///
+    /// # Errors
+    /// As send(2); `InvalidInput` for bytes outside of the row.
+    pub fn send(
+        &self,
+        row: u32,
+        at: u64,
+        len: usize,
+        more: bool,
+        to: BorrowedFd<'_>,
+    ) -> io::Result<usize> {
+        let place = self.place(row, at, len).ok_or(io::ErrorKind::InvalidInput)?;
+        let more = if more { libc::MSG_MORE } else { 0 };
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
+        // SAFETY: as in `receive`. The system copies them in whatever state
+        // they are; the reader finds out by the version word.
+        let n = unsafe { libc::send(to.as_raw_fd(), place.as_ptr().cast(), len, flags) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Copies bytes of a row out; a mix if someone writes meanwhile. `false`:
+    /// they are not inside of the row.
+    #[cfg(test)]
+    pub fn read(&self, row: u32, at: u64, into: &mut [u8]) -> bool {
+        let Some(place) = self.place(row, at, into.len()) else {
+            return false;
+        };
+        for (i, byte) in into.iter_mut().enumerate() {
+            // SAFETY: inside of the row, mapped, and reached by atomics only.
+            // Relaxed: the version word orders it.
+            *byte = unsafe { place.add(i).cast::<std::sync::atomic::AtomicU8>().as_ref() }
+                .load(Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+// SAFETY: that of the segment inside.
+unsafe impl Memory for Payload {
+    fn address(&self) -> NonNull<u8> {
+        self.memory.address()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        // Relaxed: see `new`.
+        self.used.fetch_sub(self.taken, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn nothing_outside_of_a_row_is_touched() {
+        let used = Arc::default();
+        let payload = Payload::new(2, 10, &used, 1 << 20).unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(b"0123456789abcdef").unwrap();
+        for (row, at, len) in [(2, 0, 1), (0, 10, 1), (1, u64::MAX, 2), (1, 5, 6)] {
+            let refused = payload.receive(row, at, len, theirs.as_fd()).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+            let refused = payload.send(row, at, len, false, theirs.as_fd()).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        }
+        assert_eq!(payload.receive(1, 4, 6, theirs.as_fd()).unwrap(), 6);
+        let mut row = [0; 10];
+        assert!(payload.read(1, 0, &mut row));
+        assert_eq!(&row, b"\0\0\0\x00012345");
+        assert!(payload.read(0, 0, &mut row));
+        assert_eq!(row, [0; 10]);
+        assert_eq!(payload.length(1).load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_limit_holds_and_comes_back() {
+        let used = Arc::default();
+        let payload = Payload::new(1, 4096 * 3 - HEAD, &used, 4096 * 4).unwrap();
+        let kind = |rows| Payload::new(rows, 4096 * 2, &used, 4096 * 4).unwrap_err().kind();
+        assert_eq!(kind(1), io::ErrorKind::OutOfMemory);
+        assert_eq!(kind(u32::MAX), io::ErrorKind::OutOfMemory);
+        drop(payload);
+        assert_eq!(used.load(Ordering::Relaxed), 0);
+    }
+}

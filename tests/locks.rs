@@ -357,7 +357,7 @@ fn what_is_held_and_queued_for_is_listed() {
         let members = a.members().unwrap();
         assert_eq!(members.len(), 2);
         assert_eq!(members[0].name.as_deref(), Some("holder"));
-        assert_eq!((members[0].seat, members[0].transport), (a.seat(), "tcp"));
+        assert_eq!((members[0].seat, members[0].transport), (a.seat(), a.transport().name));
         let held = &members[0].holds[0];
         assert_eq!(held.what, HoldingKind::Lock { token: 1 });
         assert_eq!((held.name.as_str(), held.row, held.col), ("l", 2, 37));

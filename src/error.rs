@@ -347,6 +347,15 @@ pub enum Error {
         /// Why, and what to do.
         what: String,
     },
+    /// The client or server was made before this process was forked, and is
+    /// its parent's alone. Nothing was sent.
+    #[error(
+        "{what} was opened before this process was forked, and is its parent's alone: reopen before use"
+    )]
+    Forked {
+        /// What it was.
+        what: String,
+    },
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Os {

@@ -75,7 +75,8 @@ impl std::str::FromStr for TransportChoice {
 /// By which way a client's operations go right now, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportReport {
-    /// `rdma` or `tcp`.
+    /// `rdma` or `tcp`; `none` in a child that was forked since, which has to
+    /// connect for itself.
     pub name: &'static str,
     /// What was found, a sentence each: what the transport in use is like, and
     /// why each better one is not in use.
@@ -342,6 +343,10 @@ impl Drop for Core {
 /// If the connection is lost it comes back by itself, operations under way
 /// included: one that returns `Ok` has happened exactly once, and one that
 /// fails has not happened, unless the error is [`Error::OutcomeUnknown`].
+///
+/// A child that is forked from this process connects for itself: what it has
+/// inherited answers [`Error::Forked`], and dropping it there leaves the session
+/// alone.
 #[derive(Clone, Debug)]
 pub struct Client {
     core: Arc<Core>,
@@ -540,6 +545,9 @@ impl Client {
     /// By which way operations go right now, and why.
     #[must_use]
     pub fn transport(&self) -> TransportReport {
+        if let Err(forked) = self.core.link.check() {
+            return TransportReport { name: "none", reasons: vec![forked.to_string()] };
+        }
         match self.core.rdma.as_ref().map(|rdma| rdma.state()) {
             Some(Ok(what)) => TransportReport { name: "rdma", reasons: vec![what] },
             Some(Err(why)) => {

@@ -24,6 +24,7 @@ use crate::verbs;
 use keep::{Keep, Keeper};
 use loopback::ServerActor;
 use rdma::Rdma;
+use farcell_sys::fork::{self, Generation};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -253,8 +254,14 @@ impl ServerBuilder {
         });
         shared.engine.take_over();
         // From here on dropping the server ends what has been started.
-        let threads = Vec::new();
-        let mut server = Server { shared: shared.clone(), addrs, origin, threads, keeper: None };
+        let mut server = Server {
+            shared: shared.clone(),
+            addrs,
+            origin,
+            threads: Vec::new(),
+            keeper: None,
+            generation: fork::generation(),
+        };
         for (name, kind, rows, cols, param) in self.arrays {
             server.create_with(&name, kind, rows, cols, param)?;
         }
@@ -341,6 +348,7 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     /// Once it serves, if it writes snapshots.
     keeper: Option<Keeper>,
+    generation: Generation,
 }
 
 impl Server {
@@ -379,7 +387,7 @@ impl Server {
     /// Opens an array or creates it, all cells 0. `true`: it is new.
     ///
     /// # Errors
-    /// As [`Client::events`](crate::Client::events).
+    /// As [`Client::events`](crate::Client::events); [`Error::Forked`].
     pub fn create(&self, name: &str, kind: Kind, rows: usize, cols: usize) -> Result<bool> {
         self.create_with(name, kind, rows, cols, 0)
     }
@@ -398,6 +406,9 @@ impl Server {
         cols: usize,
         param: u64,
     ) -> Result<bool> {
+        if fork::generation() != self.generation {
+            return Err(Error::Forked { what: "the server".to_owned() });
+        }
         let form = Form { kind, shape: shape(name, rows, cols)?, param };
         self.shared
             .engine
@@ -447,6 +458,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if fork::generation() != self.generation {
+            // A forked child has the parent's server, and none of its threads:
+            // there is nothing to stop and nobody to wait for.
+            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::forget(self.keeper.take());
+            return;
+        }
         for mailbox in &self.shared.mailboxes {
             mailbox.post(Mail::Stop);
         }

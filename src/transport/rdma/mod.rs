@@ -385,6 +385,7 @@ impl Rdma {
 
 impl Transport for Rdma {
     fn execute(&self, op: CellOp) -> Result<u64, Failure> {
+        self.link.check()?;
         if op.op == Op::Acquire {
             return self.acquire(op);
         }
@@ -403,6 +404,7 @@ impl Transport for Rdma {
     }
 
     fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
+        self.link.check()?;
         // In their order: loads and adds can be under way together, since they
         // never have to be tried again; each of the others goes alone.
         let together = |op: &CellOp| matches!(op.op, Op::Load | Op::Add);
@@ -419,6 +421,7 @@ impl Transport for Rdma {
     }
 
     fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
+        self.link.check()?;
         let Some(bound) = self.way(array) else {
             return self.link.execute_runs(op, array, runs);
         };

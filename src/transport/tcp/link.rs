@@ -18,6 +18,7 @@ use crate::auth::Welcome;
 use crate::engine::lock;
 use crate::error::{Error, seconds};
 use crate::wire::{self};
+use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, Weak};
@@ -46,6 +47,10 @@ pub(crate) struct Link {
     /// Used by the leader alone.
     pub(super) inbox: Mutex<Inbox>,
     pub(super) me: Weak<Link>,
+    /// The process that made it. A child that was forked since has its own copy
+    /// of all this, but one connection with its parent: it must not touch that,
+    /// nor wait for a lock that a thread of its parent may have held.
+    generation: Generation,
 }
 
 impl Link {
@@ -82,7 +87,23 @@ impl Link {
             }),
             inbox: Mutex::default(),
             me: me.clone(),
+            generation: fork::generation(),
         })
+    }
+
+    /// Whether this process made it: not so in a child that was forked since.
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        fork::generation() == self.generation
+    }
+
+    /// Refuses in a forked child. Before any lock and before the socket.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        Err(Error::Forked { what: format!("the client of {}", self.settings.target.addr) })
     }
 
     /// What the server said when it let us in.
@@ -92,7 +113,7 @@ impl Link {
 
     /// Whether there is a connection right now.
     pub(crate) fn is_connected(&self) -> bool {
-        lock(&self.state).socket.is_some()
+        self.is_ours() && lock(&self.state).socket.is_some()
     }
 
     pub(crate) fn addr(&self) -> String {
@@ -102,6 +123,7 @@ impl Link {
     /// Sends a request and returns its number. Waits while as many requests
     /// are unanswered as may be.
     pub(super) fn submit(&self, request: Request) -> Result<u64, Failure> {
+        self.check()?;
         loop {
             let writing = lock(&self.writing);
             let mut state = lock(&self.state);

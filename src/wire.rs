@@ -352,8 +352,8 @@ pub struct LaneRecord {
     pub psn: u32,
 }
 
-/// Most queue pairs that one session may have.
-pub const MAX_LANES: usize = 16;
+/// Most queue pairs that one session may have, that of its doorbells included.
+pub const MAX_LANES: usize = 17;
 
 /// An array in a list; `name_len` bytes of name follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -3,6 +3,7 @@
 //! The session's control connection stays: it opens arrays, parks waits, and
 //! takes everything over when the RDMA connection breaks.
 
+mod doorbells;
 mod lane;
 mod rails;
 

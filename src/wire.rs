@@ -325,7 +325,8 @@ pub struct RdmaRecord {
     pub gid: [u8; 16],
     /// Address of the segment's first byte. 0 from the client.
     pub address: u64,
-    /// Key of the segment's registration. 0 from the client.
+    /// Key of the registration of the segment behind its header. 0 from the
+    /// client.
     pub key: u32,
     /// The LID; 0 on Ethernet.
     pub lid: u16,
@@ -339,7 +340,9 @@ pub struct RdmaRecord {
     /// server as requests.
     pub atomics: u8,
     /// 0.
-    pub reserved: [u8; 5],
+    pub reserved: u8,
+    /// Key of the registration of the segment's header. 0 from the client.
+    pub header_key: u32,
 }
 
 /// One queue pair of a side.

@@ -314,3 +314,22 @@ fn a_client_that_leaves_takes_its_connections_along() {
     client.events("e", 1, 1).unwrap().at(0, 0).unwrap().take().unwrap();
     assert!(begun.elapsed() < LONG);
 }
+
+/// Every client looks at the header before it trusts RDMA: one that could change
+/// it would keep the others from it.
+#[test]
+fn no_client_can_change_the_header() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    for own_key in [true, false] {
+        let client = over(&server, TransportChoice::Rdma);
+        assert_eq!(client.header_refuses_for_tests(own_key), Some(true));
+        // Its queue pair is broken by that, and nothing else.
+        let counter = client.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
+        counter.fetch_add(1).unwrap();
+    }
+    let client = over(&server, TransportChoice::Rdma);
+    assert_eq!(client.open_counters("c").unwrap().at(0, 0).unwrap().load().unwrap(), 2);
+}

@@ -571,6 +571,14 @@ impl Client {
         self.core.link.is_connected()
     }
 
+    /// For tests: tries to change the segment's header, which breaks the
+    /// queue pairs. `None` where there are none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn header_refuses_for_tests(&self, own_key: bool) -> Option<bool> {
+        self.core.rdma.as_ref()?.header_refuses(own_key)
+    }
+
     /// Ends the session for this client and all its clones and handles.
     /// Whoever still waits gets [`Error::Closed`].
     pub fn close(&self) {

@@ -3,6 +3,7 @@
 use super::loopback::LoopLane;
 use crate::auth::{Access as Rights, Domain};
 use crate::engine::lock;
+use crate::layout::HEADER_BYTES;
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::segment::Segment;
 use crate::verbs::{
@@ -33,8 +34,8 @@ struct Peer {
     lanes: Vec<QueuePair>,
     completions: Arc<CompletionQueue>,
     bells: Arc<SharedReceiveQueue>,
-    /// The segment, registered for this session alone.
-    _region: Arc<Region>,
+    /// The segment and its header, registered for this session alone.
+    _regions: [Arc<Region>; 2],
 }
 
 impl Peer {
@@ -197,7 +198,11 @@ impl Rdma {
         let memory: Arc<dyn Memory> = self.segment.clone();
         let mine =
             if access.contains(Access::REMOTE_ATOMIC) { access | Access::LOCAL } else { access };
-        let region = Region::register(&pd, memory, mine)?;
+        // The header can be read and nothing else, by whomever: every client
+        // looks at it before it trusts RDMA.
+        let (first, behind) = (0..HEADER_BYTES, HEADER_BYTES..memory.len());
+        let header = Region::register_part(&pd, memory.clone(), first, Access::REMOTE_READ)?;
+        let region = Region::register_part(&pd, memory, behind, mine)?;
         let entries = DOORBELLS + NOTES * offered.len() as u32;
         let completions = CompletionQueue::new(context, entries, Some((&self.channel, session)))?;
         let bells = SharedReceiveQueue::new(&pd, &completions, DOORBELLS, 0)?;
@@ -208,7 +213,8 @@ impl Rdma {
         };
         let (index, gid) = gid.map_or((0, Gid::default()), |entry| (entry.index, entry.gid));
         let mut record = self.adapter.describe(gid);
-        record.address = region.remote_address();
+        record.address = header.remote_address();
+        record.header_key = header.remote_key();
         record.key = region.remote_key();
         record.atomics = u8::from(access.contains(Access::REMOTE_ATOMIC));
         let mut answer = bytemuck::bytes_of(&record).to_vec();
@@ -231,7 +237,7 @@ impl Rdma {
             answer.extend_from_slice(bytemuck::bytes_of(&record));
         }
         completions.arm(Notify::Any)?;
-        Ok((Peer { lanes, completions, bells, _region: region }, answer))
+        Ok((Peer { lanes, completions, bells, _regions: [header, region] }, answer))
     }
 
     /// Takes a session's connections away. When this returns, nothing of this

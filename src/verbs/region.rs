@@ -95,9 +95,31 @@ impl Region {
         memory: Arc<dyn Memory>,
         access: Access,
     ) -> Result<Arc<Self>, Error> {
+        let all = 0..memory.len();
+        Self::register_part(domain, memory, all, access)
+    }
+
+    /// Registers these bytes of a memory, which must begin at a page.
+    ///
+    /// # Errors
+    /// Those of [`Region::register`]; [`Error::Range`] for bytes that the memory
+    /// has not.
+    pub fn register_part(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<Self>, Error> {
         let context = domain.context();
         context.check()?;
-        let (address, len) = (memory.address(), memory.len());
+        if part.is_empty() || part.end > memory.len() {
+            let reason = if part.is_empty() { "empty" } else { "not inside it" };
+            let (start, end) = (part.start, part.end);
+            return Err(Error::Range { start, end, len: memory.len(), reason });
+        }
+        // SAFETY: inside of the memory, which is one mapping: `Memory`'s promise.
+        let address = unsafe { memory.address().add(part.start) };
+        let len = part.len();
         if !address.as_ptr().addr().is_multiple_of(page_size()) {
             return Err(Error::Unaligned { address: address.as_ptr().addr() });
         }

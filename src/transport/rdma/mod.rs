@@ -189,6 +189,12 @@ impl Rdma {
         self.rails().is_some_and(|rails| self.changes_here(&rails))
     }
 
+    /// For tests: whether the header of the segment refuses a change. `None`:
+    /// RDMA is lost.
+    pub fn header_refuses(&self, own_key: bool) -> Option<bool> {
+        Some(self.rails()?.header_refuses(own_key))
+    }
+
     fn rails(&self) -> Option<Arc<Rails>> {
         self.rails.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -4,7 +4,7 @@
 use super::doorbells::{DOORBELLS, Doorbells};
 use super::lane::{Lane, PIPELINE, Trouble};
 use crate::cell::{Change, Op, WAITING, change, is_suspect, is_waiting, must_ring, sync};
-use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
+use crate::layout::{CELLS_AT, HEADER_BYTES, MAGIC_WORD, Run, header};
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::server::NOTE_BYTES;
 use crate::transport::Bell;
@@ -199,7 +199,9 @@ impl Rails {
 
     #[inline]
     fn at(&self, byte: u64) -> Remote {
-        Remote { address: self.remote.address + byte, key: self.remote.key }
+        let in_header = byte < HEADER_BYTES as u64;
+        let key = if in_header { self.remote.header_key } else { self.remote.key };
+        Remote { address: self.remote.address + byte, key }
     }
 
     #[inline]
@@ -488,6 +490,16 @@ impl Rails {
             flush(&mut parts, &mut filled, words)?;
         }
         Ok(())
+    }
+
+    /// For tests: tries to change a word of the header by this key of the
+    /// session's two. Whether it was refused.
+    pub fn header_refuses(&self, own_key: bool) -> bool {
+        let Remote { address, key } = self.at(header::CAPACITY as u64 * 8);
+        let to = Remote { address, key: if own_key { key } else { self.remote.key } };
+        let lane = self.lane();
+        let word = lane.word(0);
+        word.and_then(|word| lane.run(Request::fetch_add(word, to, 1))).is_err_and(|t| t.undone)
     }
 
     /// How many queue pairs there are.

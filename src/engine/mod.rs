@@ -52,8 +52,19 @@ pub struct Out {
     /// Connections to close: their session has ended or moved elsewhere.
     pub close: Vec<Route>,
     /// Sessions that have ended, to be given to [`Engine::settle`] when their
-    /// clients cannot reach the cells by themselves any more.
-    pub ended: Vec<u64>,
+    /// clients cannot reach the cells by themselves any more, and to be dropped
+    /// then: with a session goes its hold on the cells of removed arrays, which
+    /// may be given to another array from then on.
+    pub ended: Vec<Over>,
+}
+
+/// A session that has ended.
+#[derive(Debug)]
+pub struct Over {
+    /// Its number.
+    pub id: u64,
+    /// Itself, as long as it may still hold cells.
+    pub session: Option<SharedSession>,
 }
 
 /// A client that has proved to know a key.
@@ -218,9 +229,9 @@ impl<A: Actor> Engine<A> {
     /// can be resumed. A frame that a connection of it still holds finds it
     /// ended, and is not carried out.
     fn end(&self, session: &mut Session, how: Gone, out: &mut Out) {
-        out.ended.push(session.id);
         session.ended = true;
-        lock(&self.sessions).remove(&session.id);
+        let id = session.id;
+        out.ended.push(Over { id, session: lock(&self.sessions).remove(&id) });
         let mut done = Vec::new();
         let mut parking = lock(&self.parking);
         if let Some(member) = lock(&self.peers).at(session.seat) {

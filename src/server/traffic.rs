@@ -82,13 +82,14 @@ impl Worker {
     /// Carries frames for other clients to them. Those of this worker first go
     /// out together, so that many wake-ups for one client are one write.
     pub(super) fn post_out(&mut self) {
-        for session in std::mem::take(&mut self.out.ended) {
-            // First of all: what it holds must not be freed while its client can
-            // still change cells.
+        for over in std::mem::take(&mut self.out.ended) {
+            // First of all: what it holds must not be freed, nor its cells given
+            // to others, while its client can still change cells.
             if let Some(rdma) = &self.shared.rdma {
-                rdma.close(session);
+                rdma.close(over.id);
             }
-            self.shared.engine.settle(session, self.shared.now(), &mut self.out);
+            self.shared.engine.settle(over.id, self.shared.now(), &mut self.out);
+            drop(over.session);
         }
         for route in std::mem::take(&mut self.out.close) {
             let worker = (route >> 56) as usize;

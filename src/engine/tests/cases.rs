@@ -3,9 +3,11 @@
 use super::model::{Ask, Cells, TOO_MANY_WAITS};
 use super::{Frame, encode, frames};
 use crate::auth::Access;
+use crate::catalog::{CatalogError, Form, Kind};
 use crate::cell::TOMBSTONE;
 use crate::engine::parking::MAX_PARKED_CELLS;
 use crate::engine::{Actor, Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::layout::Shape;
 use crate::segment::Segment;
 use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
 use std::time::{Duration, Instant};
@@ -106,6 +108,24 @@ fn who_reaches_the_cells_without_asking_finds_tombstones() {
     one.ask(&[(4, b(2, 3))]);
     one.ask(&[(5, Ask::Remove("b".into())), (6, b(1, 64))]);
     assert_eq!(words(0..64), [0; 64]);
+}
+
+/// When a session ends, its queue pairs still reach the cells of arrays that it
+/// had open, until the driver has closed them.
+#[test]
+fn cells_are_held_until_the_end_of_a_session_is_dealt_with() {
+    let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE).one_sided(true);
+    let one = One::of(engine);
+    one.ask(&[(2, Ask::Remove("a".into()))]);
+    let One { engine, session } = one;
+    drop(session);
+    let mut out = Out::default();
+    engine.expire(NOW + LEASE + LEASE, &mut out);
+    assert_eq!(engine.sessions(), 0);
+    let all = Form { kind: Kind::Counter, shape: Shape { rows: 1, cols: 64 }, param: 0 };
+    assert!(matches!(engine.open("b", all), Err(CatalogError::Full { .. })));
+    drop(out);
+    assert!(engine.open("b", all).is_ok());
 }
 
 #[test]

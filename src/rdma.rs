@@ -13,6 +13,28 @@ use std::time::Duration;
 /// How often a request is repeated before its peer counts as dead.
 const RETRIES: u8 = 6;
 
+/// Takes `NAME` or `NAME:PORT` apart.
+///
+/// # Errors
+/// What is wrong with it, and what would be right.
+pub(crate) fn device_name(text: &str) -> Result<(&str, Option<u8>), String> {
+    let wrong = |what: &str| {
+        Err(format!("{text:?} names no device: {what}; give NAME or NAME:PORT, such as mlx5_0:1"))
+    };
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    if name.is_empty() {
+        return wrong("there is no name");
+    }
+    match port.map(str::parse) {
+        None => Ok((name, None)),
+        Some(Ok(port @ 1..)) => Ok((name, Some(port))),
+        Some(_) => wrong("a port is a number from 1 to 255"),
+    }
+}
+
 /// An open device and the port to use.
 #[derive(Debug)]
 pub(crate) struct Adapter {
@@ -27,10 +49,7 @@ impl Adapter {
     pub fn open(named: Option<&str>) -> Result<Adapter, Error> {
         let list = DeviceList::new(library()?)?;
         if let Some(named) = named {
-            let (name, port) = match named.split_once(':') {
-                Some((name, port)) => (name, port.parse().ok()),
-                None => (named, None),
-            };
+            let (name, port) = device_name(named).map_err(|what| Error::BadName { what })?;
             let context = list.find(name)?.open()?;
             return Adapter::on(&context, port);
         }
@@ -47,6 +66,11 @@ impl Adapter {
     /// The port of this number, or else the first one that works.
     fn on(context: &Arc<Context>, port: Option<u8>) -> Result<Adapter, Error> {
         if let Some(port) = port {
+            let ports = context.attributes().ports.max(1);
+            if port > ports {
+                let device = context.name().to_owned();
+                return Err(Error::NoSuchPort { device, wanted: port, ports });
+            }
             let state = context.active_port(port)?;
             return Ok(Adapter { context: context.clone(), port, state });
         }
@@ -149,4 +173,19 @@ pub(crate) fn read_offer(tag: Tag, payload: &[u8]) -> Option<(RdmaRecord, Vec<La
 /// 24 random bits.
 pub(crate) fn random_psn() -> u32 {
     getrandom::u32().unwrap_or(0x5a_5a5a) & 0xff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_with_its_port_or_without() {
+        assert_eq!(device_name("rxe0"), Ok(("rxe0", None)));
+        assert_eq!(device_name("mlx5_0:2"), Ok(("mlx5_0", Some(2))));
+        for wrong in ["", ":1", "rxe0:", "rxe0:0", "rxe0:abc", "rxe0:300", "rxe0:1:1", "rxe0:-1"] {
+            let what = device_name(wrong).unwrap_err();
+            assert!(what.contains(&format!("{wrong:?}")) && what.contains("NAME:PORT"), "{what}");
+        }
+    }
 }

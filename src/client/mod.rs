@@ -28,6 +28,7 @@ use crate::catalog::{CatalogError, Form, Kind, check_name};
 use crate::error::{Error, Result};
 use crate::keyfile;
 use crate::layout::Shape;
+use crate::rdma::device_name;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect, soon_enough};
 use crate::transport::rdma::{self, Rdma, RdmaSettings};
@@ -205,7 +206,8 @@ impl ClientBuilder {
     /// [`Error::Unreachable`], [`Error::NotFarcell`],
     /// [`Error::VersionMismatch`], [`Error::AuthenticationFailed`],
     /// [`Error::Impostor`], [`Error::ServerFull`], [`Error::BadAddress`], and
-    /// [`Error::NoKey`] or [`Error::KeyFile`] before anything is sent.
+    /// [`Error::NoKey`], [`Error::KeyFile`] or [`Error::BadSetting`] before
+    /// anything is sent.
     pub fn connect(self) -> Result<Client> {
         let (key, key_source) = self.find_key()?;
         let (choice, rdma) = self.rdma_settings()?;
@@ -285,7 +287,14 @@ impl ClientBuilder {
             })?),
             (None, None) => None,
         };
-        let device = self.device.clone().or_else(|| set(ENV_DEVICE));
+        let (device, source) = match &self.device {
+            Some(device) => (Some(device.clone()), "the RDMA device"),
+            None => (set(ENV_DEVICE), ENV_DEVICE),
+        };
+        if let Some(device) = &device {
+            device_name(device)
+                .map_err(|why| Error::BadSetting { what: format!("{source}: {why}") })?;
+        }
         let settings =
             RdmaSettings { device, gid_index, dead_after: self.dead_after, lanes: self.lanes };
         Ok((choice, settings))

@@ -17,7 +17,12 @@ use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+<<<<<<< HEAD
 use crate::layout::{MAX_CELLS, Shape};
+=======
+use crate::layout::{MAGIC_WORD, MAX_CELLS, Shape, header};
+use crate::rdma::device_name;
+>>>>>>> e83f9bc (A device's port that is none is an error)
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
 use crate::verbs;
@@ -328,6 +333,10 @@ impl ServerBuilder {
         }
         if self.lease < Duration::from_millis(50) || self.lease > Duration::from_secs(86_400) {
             return bad("a lease lasts from 0.05 to 86400 seconds".to_owned());
+        }
+        if let RdmaChoice::Device(name) = &self.rdma {
+            device_name(name)
+                .map_err(|why| Error::BadSetting { what: format!("the RDMA device: {why}") })?;
         }
         if self.max_clients == Some(0) {
             return bad("max-clients: at least 1 is needed".to_owned());

@@ -333,3 +333,32 @@ fn no_client_can_change_the_header() {
     let client = over(&server, TransportChoice::Rdma);
     assert_eq!(client.open_counters("c").unwrap().at(0, 0).unwrap().load().unwrap(), 2);
 }
+
+/// Whatever the limit of open files is: an error in words, or all is well.
+#[cfg(feature = "cli")]
+#[test]
+fn few_files_are_a_reason_in_words() {
+    use std::os::unix::fs::PermissionsExt;
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, common::key().expose()).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    for files in 4..16 {
+        let out = std::process::Command::new("sh")
+            .args(["-c", &format!("ulimit -n {files} && exec \"$0\" --transport rdma ls")])
+            .arg(env!("CARGO_BIN_EXE_farcell"))
+            .env("FARCELL_ADDR", server.address())
+            .env("FARCELL_AUTHKEY_FILE", &key)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        println!("{files} files: {:?} {text}", out.status.code());
+        assert!(matches!(out.status.code(), Some(0 | 5)), "{files} files: {text}");
+        assert!(!text.contains("panicked"), "{files} files: {text}");
+        assert!(!text.contains("no libibverbs.so.1"), "{files} files: {text}");
+    }
+}

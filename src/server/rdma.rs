@@ -21,6 +21,11 @@ use std::time::Duration;
 
 /// Doorbells of one session that may wait for the server's CPU.
 const DOORBELLS: u32 = 64;
+/// Events that are taken before others have their turn.
+const EVENTS_IN_TURN: usize = 64;
+/// Looks at one session's completions, 16 at a time, before others have their
+/// turn.
+const POLLS_IN_TURN: usize = 16;
 /// Notifications to one session that may be under way.
 const NOTES: u32 = 32;
 /// Largest frame that goes to a client as a notification.
@@ -80,6 +85,8 @@ pub(super) struct Rdma {
     /// Sessions whose connection went with the adapter and who may be short of
     /// a notification.
     orphans: Mutex<Vec<u64>>,
+    /// Sessions with completions left over from the last turn.
+    unfinished: Mutex<Vec<u64>>,
 }
 
 impl Rdma {
@@ -105,6 +112,7 @@ impl Rdma {
             connecting: Mutex::default(),
             failed: AtomicBool::new(false),
             orphans: Mutex::default(),
+            unfinished: Mutex::default(),
         })
     }
 
@@ -276,19 +284,25 @@ impl Rdma {
         lane.post(Request::new(work).solicited()).is_ok()
     }
 
-    /// Takes what the channel has: the cells that were rung, and the sessions
-    /// whose connection is broken.
-    pub fn take_events(&self, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
-        loop {
+    /// Takes what the channel has, but no more than a turn's share of it: the
+    /// cells that were rung, and the sessions whose connection is broken. `true`:
+    /// there may be more, which raises no event.
+    pub fn take_events(&self, rung: &mut Vec<u32>, broken: &mut Vec<u64>) -> bool {
+        // Those that had more than their share in the turn before.
+        for session in std::mem::take(&mut *lock(&self.unfinished)) {
+            self.take_completions(session, rung, broken);
+        }
+        for _ in 0..EVENTS_IN_TURN {
             match self.channel.next() {
                 Ok(Some(session)) => self.take_completions(session, rung, broken),
-                Ok(None) => return,
+                Ok(None) => return !lock(&self.unfinished).is_empty(),
                 Err(error) => {
                     tracing::warn!(%error, "the adapter's events cannot be read");
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn take_completions(&self, session: u64, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
@@ -302,7 +316,7 @@ impl Rdma {
             return;
         }
         let mut batch = [Completion::default(); 16];
-        loop {
+        for _ in 0..POLLS_IN_TURN {
             let n = match peer.completions.poll(&mut batch) {
                 Ok(0) => return,
                 Ok(n) => n,
@@ -334,5 +348,7 @@ impl Rdma {
                 }
             }
         }
+        // A client that rings without end must not keep the others waiting.
+        lock(&self.unfinished).push(session);
     }
 }

@@ -14,7 +14,10 @@ impl Worker {
             return;
         };
         let (mut rung, mut broken) = (Vec::new(), Vec::new());
-        rdma.take_events(&mut rung, &mut broken);
+        self.bells_again = rdma.take_events(&mut rung, &mut broken);
+        // Once for each cell, however often it was rung.
+        rung.sort_unstable();
+        rung.dedup();
         for place in rung.into_iter().filter(|&place| place < self.shared.capacity) {
             self.shared.engine.ring(place, &mut self.out);
         }

@@ -89,6 +89,8 @@ pub struct Worker {
     pub(super) strangers: VecDeque<(Instant, usize, u32)>,
     /// Clients with more to read, when the others have had their turn.
     pub(super) again: Vec<(usize, u32)>,
+    /// There may be more doorbells, and no event will say so.
+    pub(super) bells_again: bool,
     pub(super) scratch: Vec<u8>,
     pub(super) out: Out,
     pub(super) stopping: Option<Instant>,
@@ -147,6 +149,7 @@ impl Worker {
             serial: 0,
             strangers: VecDeque::new(),
             again: Vec::new(),
+            bells_again: false,
             scratch: vec![0; SCRATCH],
             out: Out::default(),
             complaints: (Instant::now(), 0),
@@ -165,7 +168,7 @@ impl Worker {
         let mut next_sweep = last_active;
         loop {
             let spinning = now.duration_since(last_active) < self.shared.spin;
-            let timeout = if spinning || !self.again.is_empty() {
+            let timeout = if spinning || self.bells_again || !self.again.is_empty() {
                 Some(Duration::ZERO)
             } else {
                 let sweeping = self.index == 0 && self.shared.engine.parked() > 0;
@@ -184,6 +187,9 @@ impl Worker {
             self.now = now;
             if events.iter().any(|event| event.token() != ALARM) {
                 last_active = now;
+            }
+            if std::mem::take(&mut self.bells_again) {
+                self.answer_bells();
             }
             for event in &events {
                 match event.token() {

@@ -94,6 +94,30 @@ impl Adapter {
         Ok(gids)
     }
 
+    /// Why [`addresses`](Self::addresses) has none, or not the one of this place
+    /// in the port's table.
+    pub fn no_address(&self, index: Option<u32>) -> String {
+        let place = format!("{} port {}", self.context.name(), self.port);
+        let wanted = index.map_or("usable GID".to_owned(), |index| format!("usable GID {index}"));
+        let all = self.context.gids(self.port).unwrap_or_default();
+        let each = all.iter().map(|entry| {
+            let GidEntry { index, gid, netdev, .. } = entry;
+            match (entry.netdev_here, netdev) {
+                (Some(false), Some(netdev)) => format!(
+                    "{index} ({gid}) of {netdev}, which is in another network namespace"
+                ),
+                _ => format!("{index} ({gid})"),
+            }
+        });
+        match each.collect::<Vec<_>>() {
+            none if none.is_empty() => format!(
+                "{place} has no {wanted}: its table is empty; give its network device an address \
+                 (ip addr add)"
+            ),
+            each => format!("{place} has no {wanted}: there is {}", each.join(", ")),
+        }
+    }
+
     /// The address to use with a peer that has this one.
     pub fn address_for(&self, peer: Gid, local: Option<IpAddr>) -> Result<GidEntry, Error> {
         let mut gids = self.addresses(local)?;
@@ -104,9 +128,7 @@ impl Adapter {
                 entry.gid.is_link_local() != peer.is_link_local(),
             )
         });
-        gids.into_iter().next().ok_or_else(|| Error::NoDevice {
-            reason: format!("{} port {} has no GID", self.context.name(), self.port),
-        })
+        gids.into_iter().next().ok_or_else(|| Error::NoAddress { what: self.no_address(None) })
     }
 
     /// Whether peers are reached by their LID alone, without a GID.

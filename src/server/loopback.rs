@@ -166,7 +166,8 @@ impl Loopback {
             } else {
                 // Any that leads back here.
                 let entry = adapter.addresses(None)?.into_iter().next();
-                entry.map_or((Gid::default(), 0), |entry| (entry.gid, entry.index))
+                let none = || Error::NoAddress { what: adapter.no_address(None) };
+                entry.map(|entry| (entry.gid, entry.index)).ok_or_else(none)?
             };
             let (to_near, to_far) = (near.endpoint(gid)?, far.endpoint(gid)?);
             let attributes = context.attributes();

@@ -39,6 +39,13 @@ pub enum Error {
         what: String,
     },
 
+    /// The port has no address that can be used.
+    #[error("{what}")]
+    NoAddress {
+        /// Which it lacks, and what there is.
+        what: String,
+    },
+
     /// The device has no port of this number.
     #[error("device {device} has no port {wanted}: it has {}", Ports(*ports))]
     NoSuchPort {

@@ -50,6 +50,13 @@ pub(super) fn no_device(root: &Path) -> String {
             })
             .unwrap_or_default()
     };
+    // libibverbs has a few open together while it looks, and says nothing if it
+    // cannot.
+    let few: io::Result<Vec<fs::File>> = (0..4).map(|_| fs::File::open(root)).collect();
+    if few.is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)) {
+        return "this process has all the files open that it may: raise its limit (ulimit -n)"
+            .to_owned();
+    }
     let kernel = names("sys/class/infiniband");
     let verbs = names("sys/class/infiniband_verbs");
     let files = names("dev/infiniband");
@@ -173,6 +180,10 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         for path in paths {
             fs::create_dir_all(root.path().join(path)).unwrap();
+        (_, libc::EMFILE) => {
+            "this process has all the files open that it may: raise its limit (ulimit -n)"
+        }
+        (_, libc::ENFILE) => "this machine has all the files open that it can",
         }
         root
     }

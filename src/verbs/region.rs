@@ -86,7 +86,8 @@ impl Region {
     /// `ibv_reg_mr(3)`.
     ///
     /// # Errors
-    /// [`Error::Memlock`] for ENOMEM under a memlock limit. [`Error::Call`]:
+    /// [`Error::Memlock`] for ENOMEM under a memlock limit, or EPERM under one of
+    /// 0. [`Error::Call`]:
     /// ENOMEM, EFAULT (not mapped so, or an ordinary file's shared map), EINVAL
     /// (access or size), EOPNOTSUPP. [`Error::Unaligned`], [`Error::Limit`]
     /// (past the device's largest region), [`Error::Forked`].
@@ -138,7 +139,11 @@ impl Region {
             context.library().reg_mr(domain.raw(), address.as_ptr().cast(), len, access.raw())
         }
         .map_err(|error| match hint::memlock_limit() {
-            Some(limit) if error.errno() == sys::libc::ENOMEM => Error::Memlock {
+            // EPERM is the kernel's word for a limit of nothing at all.
+            Some(limit)
+                if error.errno() == sys::libc::ENOMEM
+                    || limit == 0 && error.errno() == sys::libc::EPERM =>
+            Error::Memlock {
                 place: context.place(None),
                 limit,
                 needed: len.next_multiple_of(page_size()) as u64,

@@ -99,9 +99,14 @@ impl Rdma {
             if let Some(index) = settings.gid_index {
                 gids.retain(|entry| entry.index == index);
             }
+            if gids.is_empty() {
+                return Err(vec![adapter.no_address(settings.gid_index)]);
+            }
             gids.into_iter().map(Some).collect()
         };
-        let mut reasons = Vec::new();
+        let place = format!("{} port {}", adapter.context.name(), adapter.port);
+        // Each with what it was met by: most have nothing to do with the address.
+        let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
         for gid in candidates {
             let name = match &gid {
                 Some(entry) => format!("GID {} ({})", entry.index, entry.gid),
@@ -122,17 +127,19 @@ impl Rdma {
                     });
                 }
                 Err(why) => {
-                    let place = format!("{} port {}", adapter.context.name(), adapter.port);
-                    reasons.push(format!("{place}, {name}: {why}"));
+                    match reasons.iter_mut().find(|(known, _)| *known == why) {
+                        Some((_, names)) => names.push(name),
+                        None => reasons.push((why, vec![name])),
+                    }
                 }
             }
         }
         // Nothing half-made stays on the server.
         let _ = link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT);
-        if reasons.is_empty() {
-            reasons.push(format!("{} has no usable GID", adapter.context.name()));
-        }
-        Err(reasons)
+        let told = |(why, names): (String, Vec<String>)| {
+            format!("{place}, {}: {why}", names.join(" and "))
+        };
+        Err(reasons.into_iter().map(told).collect())
     }
 
     fn attempt(

@@ -17,12 +17,8 @@ use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-<<<<<<< HEAD
 use crate::layout::{MAX_CELLS, Shape};
-=======
-use crate::layout::{MAGIC_WORD, MAX_CELLS, Shape, header};
 use crate::rdma::device_name;
->>>>>>> e83f9bc (A device's port that is none is an error)
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
 use crate::verbs;
@@ -303,6 +299,8 @@ impl ServerBuilder {
         let opened = Rdma::open(named, segment, self.cpu_domain).and_then(|rdma| {
             let rdma = Arc::new(rdma);
             let actor = ServerActor::new(&rdma, lanes, self.break_domain_rule)?;
+            // Behind the server's own registrations.
+            rdma.check_memlock()?;
             Ok((actor, rdma))
         });
         match opened {

@@ -8,8 +8,8 @@ use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::segment::Segment;
 use crate::verbs::{
     Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Error, Gid, Memory, Notify,
-    ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request, SharedReceiveQueue,
-    UnconnectedQueuePair, Work,
+    Place, ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request,
+    SharedReceiveQueue, UnconnectedQueuePair, Work, may_lock_freely, memlock_limit, pinned_bytes,
 };
 use crate::wire::{LaneRecord, Tag};
 use std::collections::{HashMap, HashSet};
@@ -30,6 +30,9 @@ const POLLS_IN_TURN: usize = 16;
 const NOTES: u32 = 32;
 /// Largest frame that goes to a client as a notification.
 pub(crate) const NOTE_BYTES: usize = 256;
+/// With room for fewer clients than this, the limit of locked memory is worth a
+/// warning.
+const FEW_CLIENTS: u64 = 64;
 /// A client that does not answer for this long is reached over TCP.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
@@ -121,6 +124,36 @@ impl Rdma {
         self.domain
     }
 
+    /// Warns when the limit of locked memory leaves room for few clients, each of
+    /// which has the segment registered once more.
+    ///
+    /// # Errors
+    /// [`Error::Memlock`]: for none at all.
+    pub fn check_memlock(&self) -> Result<(), Error> {
+        let Some(limit) = memlock_limit().filter(|_| !may_lock_freely()) else {
+            return Ok(());
+        };
+        let pinned = pinned_bytes();
+        let needed = self.segment.len() as u64;
+        let fit = limit.saturating_sub(pinned.unwrap_or(0)) / needed;
+        if fit == 0 {
+            return Err(Error::Memlock {
+                place: Place { device: self.adapter.context.name().to_owned(), port: None },
+                limit,
+                needed,
+                pinned,
+                errno: farcell_sys::libc::ENOMEM,
+            });
+        }
+        if fit < FEW_CLIENTS {
+            tracing::warn!(
+                "the limit of locked memory leaves room for {fit} RDMA clients; others go on \
+                 over TCP: ulimit -l unlimited (or LimitMEMLOCK=infinity, or --ulimit memlock=-1)"
+            );
+        }
+        Ok(())
+    }
+
     /// For messages: device and port.
     pub fn place(&self) -> String {
         format!("{} port {}", self.adapter.context.name(), self.adapter.port)
@@ -141,14 +174,15 @@ impl Rdma {
         local: Option<IpAddr>,
     ) -> Result<Vec<u8>, String> {
         let (offer, offered) =
-            read_offer(Tag::RdmaOpen, offer).ok_or("the offer makes no sense")?;
+            read_offer(Tag::RdmaOpen, offer).ok_or("the server: the offer makes no sense")?;
         if !lock(&self.connecting).insert(session) {
-            return Err("another attempt of this session is under way".to_owned());
+            return Err("the server: another attempt of this session is under way".to_owned());
         }
         self.close(session);
         let made = self.try_connect(session, rights, &offer, &offered, local);
         lock(&self.connecting).remove(&session);
-        let (peer, answer) = made.map_err(|e| e.to_string())?;
+        // So that the client does not look for it on its own side.
+        let (peer, answer) = made.map_err(|e| format!("the server: {e}"))?;
         lock(&self.peers).insert(session, Arc::new(peer));
         // Acquire: see `fail`. Looked at behind the insertion, so either this
         // or `fail` takes the new peer away.

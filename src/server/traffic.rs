@@ -74,7 +74,7 @@ impl Worker {
                 };
                 let thread = std::thread::Builder::new().name("farcell-connect".to_owned());
                 if let Err(error) = thread.spawn(connect) {
-                    let why = format!("the server cannot start a thread: {error}");
+                    let why = format!("the server: cannot start a thread: {error}");
                     wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
                 }
             }

@@ -45,7 +45,7 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 struct Shared {
     engine: Engine<ServerActor>,
     rdma: Option<Arc<Rdma>>,
-    /// What a client that asks for RDMA is told where there is none.
+    /// Why RDMA is not offered where it is not.
     no_rdma: String,
     domain: Domain,
     mailboxes: Vec<Mailbox>,
@@ -292,7 +292,7 @@ impl ServerBuilder {
     ) -> Result<(ServerActor, Option<Arc<Rdma>>, String)> {
         let alone = |why| (ServerActor::alone(segment.clone()), None, why);
         let named = match &self.rdma {
-            RdmaChoice::Off => return Ok(alone("the server was told not to offer it".to_owned())),
+            RdmaChoice::Off => return Ok(alone("it was told not to offer it".to_owned())),
             RdmaChoice::Auto => None,
             RdmaChoice::Device(name) => Some(name.as_str()),
         };
@@ -316,7 +316,7 @@ impl ServerBuilder {
                 } else {
                     tracing::info!(why = %e, "no RDMA here");
                 }
-                Ok(alone(format!("the server has none: {e}")))
+                Ok(alone(e.to_string()))
             }
         }
     }
@@ -428,6 +428,12 @@ impl Server {
     #[must_use]
     pub fn rdma_device(&self) -> Option<String> {
         self.shared.rdma.as_ref().map(|rdma| rdma.place())
+    }
+
+    /// Why it offers no RDMA, where it offers none.
+    #[must_use]
+    pub fn no_rdma(&self) -> Option<&str> {
+        self.shared.rdma.is_none().then_some(&self.shared.no_rdma)
     }
 
     /// Who changes the cells.

@@ -40,7 +40,8 @@ impl Worker {
         let mut answer = Vec::new();
         match (&self.shared.rdma, tag) {
             (None, _) => {
-                wire::push(&mut answer, Tag::RdmaRefused, id, &[self.shared.no_rdma.as_bytes()]);
+                let why = format!("the server has none: {}", self.shared.no_rdma);
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
             }
             (Some(rdma), Tag::RdmaClose) => {
                 rdma.close(number);

@@ -6,6 +6,7 @@ mod connection;
 mod keep;
 mod listen;
 mod loopback;
+mod pace;
 mod rdma;
 mod traffic;
 mod worker;
@@ -22,10 +23,11 @@ use crate::rdma::device_name;
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
 use crate::verbs;
+use farcell_sys::fork::{self, Generation};
 use keep::{Keep, Keeper};
 use loopback::ServerActor;
+use pace::Pace;
 use rdma::Rdma;
-use farcell_sys::fork::{self, Generation};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,6 +53,7 @@ struct Shared {
     mailboxes: Vec<Mailbox>,
     keys: Keys,
     started: Instant,
+    pace: Pace,
     incarnation: u64,
     capacity: u32,
     lease: Duration,
@@ -60,8 +63,13 @@ struct Shared {
 }
 
 impl Shared {
+    /// The time that the engine is told, now and at a moment.
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.time(Instant::now())
+    }
+
+    fn time(&self, at: Instant) -> Duration {
+        self.pace.time(at.saturating_duration_since(self.started))
     }
 }
 
@@ -245,6 +253,7 @@ impl ServerBuilder {
             mailboxes,
             keys: self.keys,
             started: Instant::now(),
+            pace: Pace::new(count),
             incarnation,
             capacity,
             lease: self.lease,

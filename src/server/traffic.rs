@@ -259,7 +259,7 @@ impl Worker {
         };
         let (id, serial) = (*id, client.serial);
         self.out.reply.clear();
-        let now = self.now.saturating_duration_since(self.shared.started);
+        let now = self.shared.time(self.now);
         let (used, result) = {
             let mut session = lock(session);
             if session.route != Some(self.route(key, serial)) {

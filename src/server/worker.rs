@@ -185,6 +185,7 @@ impl Worker {
             }
             now = Instant::now();
             self.now = now;
+            self.shared.pace.begin(self.index, now.duration_since(self.shared.started));
             if events.iter().any(|event| event.token() != ALARM) {
                 last_active = now;
             }
@@ -230,6 +231,7 @@ impl Worker {
                 self.tick(now);
                 next_tick = now + TICK_EVERY;
             }
+            self.shared.pace.end(self.index, self.shared.started.elapsed());
             if let Some(end) = self.stopping
                 && (self.clients.is_empty() || now >= end)
             {

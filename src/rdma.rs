@@ -103,9 +103,9 @@ impl Adapter {
         let each = all.iter().map(|entry| {
             let GidEntry { index, gid, netdev, .. } = entry;
             match (entry.netdev_here, netdev) {
-                (Some(false), Some(netdev)) => format!(
-                    "{index} ({gid}) of {netdev}, which is in another network namespace"
-                ),
+                (Some(false), Some(netdev)) => {
+                    format!("{index} ({gid}) of {netdev}, which is in another network namespace")
+                }
                 _ => format!("{index} ({gid})"),
             }
         });

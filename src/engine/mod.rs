@@ -23,13 +23,13 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-pub use actor::Actor;
+pub use actor::{Actor, Swap};
 pub use journal::Journal;
 pub use peers::{Gone, Way};
 pub use request::Next;
 pub use session::Route;
 
-use actor::replace;
+use actor::replace_all;
 use peers::{Member, Peers};
 use session::Session;
 
@@ -172,9 +172,7 @@ impl<A: Actor> Engine<A> {
             let first = form.kind.first_word(form.param).unwrap_or(0);
             // Cells of an array that was removed before may hold anything.
             // Nobody else can reach them: the catalog is locked for writing.
-            for place in entry.base..entry.base + entry.extent {
-                replace(&self.actor, place, first);
-            }
+            replace_all(&self.actor, entry.base..entry.base + entry.extent, first);
             if let Err(error) = self.note_created(&entry) {
                 // Nobody has seen it.
                 catalog.remove(name, false)?;

@@ -22,7 +22,7 @@
 //! bit to the entry, so a ring for the bit finds the entry. Nothing here knows
 //! a thread or a clock.
 
-use super::actor::Actor;
+use super::actor::{Actor, change_all};
 use super::peers::Loss;
 use super::session::Route;
 use crate::cell::sync::Claim;
@@ -264,11 +264,8 @@ impl Parking {
         let key = self.waiters.insert(waiter);
         session.waits.insert(id.wait, State::Parked(key));
         let mut already = already.into_iter().peekable();
-        for index in 0..targets.len() as u32 {
-            if already.next_if_eq(&index).is_none() {
-                self.arm(actor, key, index);
-            }
-        }
+        let open = (0..targets.len() as u32).filter(|index| already.next_if_eq(index).is_none());
+        self.arm(actor, key, open);
         if self.waiters[key].fired.len() >= need {
             // Cells changed while the others were armed.
             return Ok(self.end(actor, key, Ended::Satisfied).map(|done| done.ended));
@@ -515,29 +512,27 @@ impl Parking {
         Some(Done { id: waiter.id, route: session.route, ended })
     }
 
-    /// Sets the waiting bit for one target and enters it into the cell's
+    /// Sets the waiting bit for these targets and enters each into its cell's
     /// list, or counts it as satisfied if it has become so.
-    fn arm<A: Actor>(&mut self, actor: &A, key: usize, index: u32) {
-        let waiter = &mut self.waiters[key];
-        let (place, condition) = waiter.targets[index as usize];
-        let mut word = actor.load(place);
-        loop {
-            if condition.holds(word) {
-                waiter.fired.push(Fired { index, word });
-                return;
+    fn arm<A: Actor>(&mut self, actor: &A, key: usize, indexes: impl Iterator<Item = u32>) {
+        let Waiter { targets, fired, .. } = &mut self.waiters[key];
+        let cells = &mut self.cells;
+        let at = |index: u32| targets[index as usize];
+        change_all(actor, indexes.map(|index| (index, at(index).0)), |index, word, done| {
+            let (place, want) = at(index);
+            if !done && want.holds(word) {
+                fired.push(Fired { index, word });
+                return None;
             }
-            if cell::is_waiting(word) {
-                // The bit may be that of another waiter. It cannot go away
-                // unnoticed: whoever drops it must ring, and the ring waits
-                // for the lock that we hold.
-                break;
+            // The bit may be that of another waiter. It cannot go away unnoticed:
+            // whoever drops it must ring, and the ring waits for the lock that we
+            // hold.
+            if !done && !cell::is_waiting(word) {
+                return Some(word | WAITING);
             }
-            match actor.compare_exchange(place, word, word | WAITING) {
-                Ok(_) => break,
-                Err(found) => word = found,
-            }
-        }
-        self.cells.entry(place).or_default().push(Parked { waiter: key, index });
+            cells.entry(place).or_default().push(Parked { waiter: key, index });
+            None
+        });
     }
 
     /// Takes a waiter out of every list, and the bit from cells without one.
@@ -548,28 +543,32 @@ impl Parking {
         let mut places: Vec<u32> = waiter.targets.iter().map(|(place, _)| *place).collect();
         places.sort_unstable();
         places.dedup();
-        for place in places {
-            let Some(parked) = self.cells.get_mut(&place) else {
-                continue;
+        places.retain(|place| {
+            let Some(parked) = self.cells.get_mut(place) else {
+                return false;
             };
             parked.retain(|p| p.waiter != key);
-            if parked.is_empty() {
-                self.cells.remove(&place);
-                self.clear_bit(actor, place);
+            let last = parked.is_empty();
+            if last {
+                self.cells.remove(place);
             }
-        }
+            last
+        });
+        self.clear_bits(actor, places);
         self.unwatch(key, &waiter.peers);
         Some(waiter)
     }
 
     /// Takes the waiting bit from a cell on which nobody is parked any more.
     fn clear_bit<A: Actor>(&self, actor: &A, place: u32) {
-        let mut word = actor.load(place);
-        while cell::is_waiting(word) {
-            match actor.compare_exchange(place, word, word & !WAITING) {
-                Ok(_) => return,
-                Err(found) => word = found,
-            }
-        }
+        self.clear_bits(actor, [place]);
+    }
+
+    /// Takes the waiting bit from cells on which nobody is parked any more.
+    fn clear_bits<A: Actor>(&self, actor: &A, places: impl IntoIterator<Item = u32>) {
+        let cells = places.into_iter().map(|place| ((), place));
+        change_all(actor, cells, |(), word, done| {
+            (!done && cell::is_waiting(word)).then_some(word & !WAITING)
+        });
     }
 }

@@ -143,13 +143,15 @@ impl Region {
             Some(limit)
                 if error.errno() == sys::libc::ENOMEM
                     || limit == 0 && error.errno() == sys::libc::EPERM =>
-            Error::Memlock {
-                place: context.place(None),
-                limit,
-                needed: len.next_multiple_of(page_size()) as u64,
-                pinned: hint::pinned_bytes(),
-                errno: error.errno(),
-            },
+            {
+                Error::Memlock {
+                    place: context.place(None),
+                    limit,
+                    needed: len.next_multiple_of(page_size()) as u64,
+                    pinned: hint::pinned_bytes(),
+                    errno: error.errno(),
+                }
+            }
             _ => hint::explain(error, context, None),
         })?;
         // SAFETY: registered above.

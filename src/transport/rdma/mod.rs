@@ -126,12 +126,10 @@ impl Rdma {
                         taken: (0..64).map(|_| Mutex::default()).collect(),
                     });
                 }
-                Err(why) => {
-                    match reasons.iter_mut().find(|(known, _)| *known == why) {
-                        Some((_, names)) => names.push(name),
-                        None => reasons.push((why, vec![name])),
-                    }
-                }
+                Err(why) => match reasons.iter_mut().find(|(known, _)| *known == why) {
+                    Some((_, names)) => names.push(name),
+                    None => reasons.push((why, vec![name])),
+                },
             }
         }
         // Nothing half-made stays on the server.

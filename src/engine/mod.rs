@@ -110,6 +110,8 @@ pub struct Engine<A> {
     /// Waits that are parked, so that nobody needs the lock to see that there
     /// is nothing to sweep.
     parked: AtomicUsize,
+    /// Whether waiting bits are left to be put right; a hint as well.
+    untidy: AtomicBool,
     peers: Mutex<Peers>,
     sessions: Mutex<HashMap<u64, SharedSession>>,
     /// Where arrays are noted, if they are to outlive the engine.
@@ -146,6 +148,7 @@ impl<A: Actor> Engine<A> {
             catalog: RwLock::new(catalog),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
+            untidy: AtomicBool::new(false),
             peers: Mutex::default(),
             sessions: Mutex::default(),
             journal: None,
@@ -280,6 +283,23 @@ impl<A: Actor> Engine<A> {
         deliver(done, out);
     }
 
+    /// Whether [`mend`](Self::mend) has something to do.
+    pub fn is_untidy(&self) -> bool {
+        // Relaxed: a hint. The sweep finds what it misses.
+        self.untidy.load(Ordering::Relaxed)
+    }
+
+    /// To be called between other things while [`is_untidy`](Self::is_untidy): a
+    /// part of the work that large waits have left.
+    pub fn mend(&self, out: &mut Out) {
+        let mut done = Vec::new();
+        let mut parking = lock(&self.parking);
+        parking.mend(&self.actor, &mut done);
+        self.count(&parking);
+        drop(parking);
+        deliver(done, out);
+    }
+
     /// A way to a session's client has broken, and with it, perhaps, answers
     /// of waits: puts those on their way again that have not been acknowledged.
     pub fn repeat(&self, session: u64, out: &mut Out) {
@@ -307,6 +327,7 @@ impl<A: Actor> Engine<A> {
 
     fn count(&self, parking: &Parking) {
         self.parked.store(parking.len(), Ordering::Relaxed);
+        self.untidy.store(parking.is_untidy(), Ordering::Relaxed);
     }
 }
 

@@ -22,13 +22,13 @@
 //! bit to the entry, so a ring for the bit finds the entry. Nothing here knows
 //! a thread or a clock.
 
-use super::actor::{Actor, change_all};
+use super::actor::{Actor, TOGETHER, change_all};
 use super::peers::Loss;
 use super::session::Route;
 use crate::cell::sync::Claim;
 use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most cells that the waits of one session may have at once: those that they
@@ -185,6 +185,8 @@ pub struct Parking {
     sessions: HashMap<u64, SessionWaits>,
     /// Who names a peer.
     watchers: HashMap<Arc<str>, Vec<usize>>,
+    /// Cells that may lack their waiting bit, or have it with nobody parked.
+    untidy: VecDeque<u32>,
 }
 
 impl Parking {
@@ -358,6 +360,9 @@ impl Parking {
             let how = |fired| if satisfied { Ended::Satisfied(fired) } else { Ended::Removed };
             done.extend(self.end(actor, key, how));
         }
+        // They get tombstones, which have the bit, or what another array begins
+        // with.
+        self.untidy.retain(|place| !cells.contains(place));
         let states = self.sessions.values_mut().flat_map(|s| s.waits.values_mut());
         for state in states {
             if let State::Ended(Ended::Granted(grant)) = state
@@ -439,27 +444,32 @@ impl Parking {
     /// without ringing. To be called every few milliseconds while anyone is
     /// parked.
     pub fn sweep<A: Actor>(&mut self, actor: &A, done: &mut Vec<Done>) {
-        let missed: Vec<u32> = self
-            .cells
-            .iter()
-            .filter(|(place, parked)| {
-                let word = actor.load(**place);
-                let mut wants =
-                    parked.iter().map(|p| self.waiters[p.waiter].targets[p.index as usize].1);
-                // All claims of a cell are alike: none can be met if the first
-                // cannot.
-                let first = wants.clone().find_map(|want| match want {
-                    Want::Claim(claim) => Some(claim),
-                    Want::When(_) => None,
-                });
-                !cell::is_waiting(word)
-                    || first.is_some_and(|claim| claim.take(word).is_some())
-                    || wants.any(|want| want.holds(word))
-            })
-            .map(|(place, _)| *place)
-            .collect();
+        let (mut missed, mut bare) = (Vec::new(), VecDeque::new());
+        for (&place, parked) in &self.cells {
+            let word = actor.load(place);
+            let mut wants =
+                parked.iter().map(|p| self.waiters[p.waiter].targets[p.index as usize].1);
+            // All claims of a cell are alike: none can be met if the first
+            // cannot.
+            let first = wants.clone().find_map(|want| match want {
+                Want::Claim(claim) => Some(claim),
+                Want::When(_) => None,
+            });
+            if first.is_some_and(|claim| claim.take(word).is_some())
+                || wants.any(|want| want.holds(word))
+            {
+                missed.push(place);
+            } else if !cell::is_waiting(word) {
+                bare.push_back(place);
+            }
+        }
         for place in missed {
             self.ring(actor, place, done);
+        }
+        // Otherwise they are known, most likely.
+        if self.untidy.is_empty() {
+            self.untidy = bare;
+            self.mend(actor, done);
         }
     }
 
@@ -513,12 +523,15 @@ impl Parking {
     }
 
     /// Sets the waiting bit for these targets and enters each into its cell's
-    /// list, or counts it as satisfied if it has become so.
+    /// list, or counts it as satisfied if it has become so. Of many, most get
+    /// their bit by [`mend`](Self::mend).
     fn arm<A: Actor>(&mut self, actor: &A, key: usize, indexes: impl Iterator<Item = u32>) {
         let Waiter { targets, fired, .. } = &mut self.waiters[key];
-        let cells = &mut self.cells;
+        let (cells, untidy) = (&mut self.cells, &mut self.untidy);
         let at = |index: u32| targets[index as usize];
-        change_all(actor, indexes.map(|index| (index, at(index).0)), |index, word, done| {
+        let mut indexes = indexes.map(|index| (index, at(index).0));
+        let first: Vec<(u32, u32)> = indexes.by_ref().take(TOGETHER).collect();
+        change_all(actor, first, |index, word, done| {
             let (place, want) = at(index);
             if !done && want.holds(word) {
                 fired.push(Fired { index, word });
@@ -533,6 +546,53 @@ impl Parking {
             cells.entry(place).or_default().push(Parked { waiter: key, index });
             None
         });
+        for (index, place) in indexes {
+            let word = actor.load(place);
+            if at(index).1.holds(word) {
+                fired.push(Fired { index, word });
+                continue;
+            }
+            cells.entry(place).or_default().push(Parked { waiter: key, index });
+            if !cell::is_waiting(word) {
+                untidy.push_back(place);
+            }
+        }
+    }
+
+    /// Puts some of the waiting bits right that were left for later: large waits
+    /// begin and end with many of them, and others have their turn in between. A
+    /// cell without its bit is looked at here and by the sweep; one that has it
+    /// with nobody parked costs whoever changes it a ring for nothing.
+    pub fn mend<A: Actor>(&mut self, actor: &A, done: &mut Vec<Done>) {
+        let some = self.untidy.len().min(TOGETHER);
+        let places: Vec<u32> = self.untidy.drain(..some).collect();
+        let (cells, waiters) = (&self.cells, &self.waiters);
+        let mut satisfied = Vec::new();
+        let places = places.into_iter().map(|place| (place, place));
+        change_all(actor, places, |place, word, done| {
+            let parked = cells.get(&place);
+            let mut wants =
+                parked.into_iter().flatten().map(|p| waiters[p.waiter].targets[p.index as usize].1);
+            if done {
+                None
+            } else if parked.is_none() {
+                cell::is_waiting(word).then_some(word & !WAITING)
+            } else if wants.any(|want| want.holds(word)) {
+                satisfied.push(place);
+                None
+            } else {
+                (!cell::is_waiting(word)).then_some(word | WAITING)
+            }
+        });
+        for place in satisfied {
+            self.ring(actor, place, done);
+        }
+    }
+
+    /// Whether there is something for [`mend`](Self::mend) to do.
+    #[must_use]
+    pub fn is_untidy(&self) -> bool {
+        !self.untidy.is_empty()
     }
 
     /// Takes a waiter out of every list, and the bit from cells without one.
@@ -554,6 +614,9 @@ impl Parking {
             }
             last
         });
+        if places.len() > TOGETHER {
+            self.untidy.extend(places.drain(TOGETHER..));
+        }
         self.clear_bits(actor, places);
         self.unwatch(key, &waiter.peers);
         Some(waiter)

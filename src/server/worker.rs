@@ -168,7 +168,8 @@ impl Worker {
         let mut next_sweep = last_active;
         loop {
             let spinning = now.duration_since(last_active) < self.shared.spin;
-            let timeout = if spinning || self.bells_again || !self.again.is_empty() {
+            let more = self.bells_again || self.shared.engine.is_untidy();
+            let timeout = if spinning || more || !self.again.is_empty() {
                 Some(Duration::ZERO)
             } else {
                 let sweeping = self.index == 0 && self.shared.engine.parked() > 0;
@@ -213,6 +214,10 @@ impl Worker {
                 if self.clients.get(key).is_some_and(|c| c.serial == serial) {
                     self.receive(key);
                 }
+            }
+            if self.shared.engine.is_untidy() {
+                self.shared.engine.mend(&mut self.out);
+                self.post_out();
             }
             if self.index == 0 && now >= next_sweep && self.shared.engine.parked() > 0 {
                 self.shared.engine.sweep(&mut self.out);

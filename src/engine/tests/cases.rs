@@ -4,7 +4,7 @@ use super::model::{Ask, Cells, TOO_MANY_WAITS};
 use super::{Frame, encode, frames};
 use crate::auth::Access;
 use crate::catalog::{CatalogError, Form, Kind};
-use crate::cell::TOMBSTONE;
+use crate::cell::{TOMBSTONE, is_waiting};
 use crate::engine::parking::MAX_PARKED_CELLS;
 use crate::engine::{Actor, Engine, Newcomer, Next, Out, SharedSession, lock};
 use crate::layout::Shape;
@@ -189,4 +189,50 @@ fn many_adds_to_a_cell_with_many_waiters_do_not_stall_the_others() {
     assert_eq!(tags(&one.ask(&[(3, adds)])), [Tag::Words as u8]);
     // As above: one look at the waiters, not one for each add.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+/// What a large wait does to its cells is done in parts, with others in between.
+/// Until then its cells are only looked at, and it may be over by then.
+#[test]
+fn a_large_wait_is_armed_and_undone_in_parts() {
+    const CELLS: u32 = 2000;
+    let one = One::of(Engine::new(Segment::anonymous(4096).unwrap(), 4096, LEASE));
+    let open = Ask::Open { number: 1, name: "large".into(), kind: 1, rows: 1, cols: CELLS };
+    one.ask(&[(2, open)]);
+    let base = one.engine.catalogued().get("large").unwrap().base;
+    let bits = || {
+        let words = (base..base + CELLS).map(|place| one.engine.actor.load(place));
+        words.filter(|word| is_waiting(*word)).count()
+    };
+    let mend = || {
+        let mut out = Out::default();
+        while one.engine.is_untidy() {
+            one.engine.mend(&mut out);
+        }
+        out.mail.iter().flat_map(|(_, bytes)| frames(bytes)).collect::<Vec<Frame>>()
+    };
+    let any = |need| Ask::Wait { need, records: vec![(1, 0, (0, CELLS, 1), 0)] };
+    let last = Ask::Ops(vec![(2, 1, CELLS - 1, 0, 0)]);
+    for late in [true, false] {
+        assert!(one.ask(&[(1, any(1)), (2, any(2))]).is_empty());
+        let begun = bits();
+        assert!(begun > 0 && begun < CELLS as usize, "{begun}");
+        if late {
+            assert!(mend().is_empty());
+            assert_eq!(bits(), CELLS as usize);
+        }
+        let answers = one.ask(&[(if late { 3 } else { 5 }, last.clone())]);
+        // Without its bit nobody rings: who mends or sweeps finds it.
+        let answers = if late { answers[1..].to_vec() } else { mend() };
+        assert_eq!(tags(&answers), [Tag::Woken as u8]);
+        assert_eq!(answers[0].0.id, 1);
+        mend();
+        assert_eq!(bits(), CELLS as usize - 1, "the other wait, but for what it has");
+        let clear = Ask::Ops(vec![(3, 1, CELLS - 1, 0, 0)]);
+        one.ask(&[(2, Ask::Cancel), (if late { 4 } else { 6 }, clear)]);
+        one.ask(&[(1, Ask::WaitDone), (2, Ask::WaitDone)]);
+        assert_eq!(one.engine.parked(), 0);
+        mend();
+        assert_eq!(bits(), 0);
+    }
 }

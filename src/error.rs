@@ -105,12 +105,6 @@ pub enum Error {
         /// Why it cannot be known.
         why: String,
     },
-    /// The client was made by the process from which this one was forked, and
-    /// the session is that process's. The operation did not happen.
-    #[error(
-        "the client belongs to the process from which this one was forked; connect anew in the child"
-    )]
-    Forked,
     /// Shared memory was asked for, and cannot be had.
     #[error("no shared memory: {why}; use the transport auto, or a client on the server's machine")]
     Shm {
@@ -417,6 +411,15 @@ pub enum Error {
     #[error("no RDMA: {what}")]
     Rdma {
         /// Why, and what to do.
+        what: String,
+    },
+    /// The client or server was made before this process was forked, and is
+    /// its parent's alone. Nothing was sent.
+    #[error(
+        "{what} was opened before this process was forked, and is its parent's alone: reopen before use"
+    )]
+    Forked {
+        /// What it was.
         what: String,
     },
     /// The operating system refused something.

@@ -9,8 +9,13 @@
 /// Cells in a cache line of 64 bytes.
 pub const CELLS_PER_LINE: u32 = 8;
 
-/// Bytes of the segment before its first cell: the header, a page.
-pub const CELLS_AT: usize = 4096;
+/// Bytes of the header, at the front of the segment: a page, which clients can
+/// read only.
+pub const HEADER_BYTES: usize = 4096;
+
+/// Bytes of the segment before its first cell: the header, and a page with the
+/// scratch word.
+pub const CELLS_AT: usize = 2 * HEADER_BYTES;
 
 /// First word of the header: says that this is a segment, and the byte order.
 pub const MAGIC_WORD: u64 = u64::from_le_bytes(*b"farcell\x01");
@@ -23,9 +28,9 @@ pub mod header {
     pub const INCARNATION: usize = 1;
     /// Cells of the segment.
     pub const CAPACITY: usize = 2;
-    /// In a cache line of its own: a word for clients to try their atomics on.
-    /// It means nothing to anyone else.
-    pub const SCRATCH: usize = 8;
+    /// In the page behind the header, which clients can change: a word for them
+    /// to try their atomics on. It means nothing to anyone else.
+    pub const SCRATCH: usize = super::HEADER_BYTES / 8;
 }
 
 /// Most cells that a segment can have: 2^31 (16 GiB).

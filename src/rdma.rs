@@ -13,6 +13,28 @@ use std::time::Duration;
 /// How often a request is repeated before its peer counts as dead.
 const RETRIES: u8 = 6;
 
+/// Takes `NAME` or `NAME:PORT` apart.
+///
+/// # Errors
+/// What is wrong with it, and what would be right.
+pub(crate) fn device_name(text: &str) -> Result<(&str, Option<u8>), String> {
+    let wrong = |what: &str| {
+        Err(format!("{text:?} names no device: {what}; give NAME or NAME:PORT, such as mlx5_0:1"))
+    };
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    if name.is_empty() {
+        return wrong("there is no name");
+    }
+    match port.map(str::parse) {
+        None => Ok((name, None)),
+        Some(Ok(port @ 1..)) => Ok((name, Some(port))),
+        Some(_) => wrong("a port is a number from 1 to 255"),
+    }
+}
+
 /// An open device and the port to use.
 #[derive(Debug)]
 pub(crate) struct Adapter {
@@ -27,10 +49,7 @@ impl Adapter {
     pub fn open(named: Option<&str>) -> Result<Adapter, Error> {
         let list = DeviceList::new(library()?)?;
         if let Some(named) = named {
-            let (name, port) = match named.split_once(':') {
-                Some((name, port)) => (name, port.parse().ok()),
-                None => (named, None),
-            };
+            let (name, port) = device_name(named).map_err(|what| Error::BadName { what })?;
             let context = list.find(name)?.open()?;
             return Adapter::on(&context, port);
         }
@@ -47,6 +66,11 @@ impl Adapter {
     /// The port of this number, or else the first one that works.
     fn on(context: &Arc<Context>, port: Option<u8>) -> Result<Adapter, Error> {
         if let Some(port) = port {
+            let ports = context.attributes().ports.max(1);
+            if port > ports {
+                let device = context.name().to_owned();
+                return Err(Error::NoSuchPort { device, wanted: port, ports });
+            }
             let state = context.active_port(port)?;
             return Ok(Adapter { context: context.clone(), port, state });
         }
@@ -70,6 +94,30 @@ impl Adapter {
         Ok(gids)
     }
 
+    /// Why [`addresses`](Self::addresses) has none, or not the one of this place
+    /// in the port's table.
+    pub fn no_address(&self, index: Option<u32>) -> String {
+        let place = format!("{} port {}", self.context.name(), self.port);
+        let wanted = index.map_or("usable GID".to_owned(), |index| format!("usable GID {index}"));
+        let all = self.context.gids(self.port).unwrap_or_default();
+        let each = all.iter().map(|entry| {
+            let GidEntry { index, gid, netdev, .. } = entry;
+            match (entry.netdev_here, netdev) {
+                (Some(false), Some(netdev)) => {
+                    format!("{index} ({gid}) of {netdev}, which is in another network namespace")
+                }
+                _ => format!("{index} ({gid})"),
+            }
+        });
+        match each.collect::<Vec<_>>() {
+            none if none.is_empty() => format!(
+                "{place} has no {wanted}: its table is empty; give its network device an address \
+                 (ip addr add)"
+            ),
+            each => format!("{place} has no {wanted}: there is {}", each.join(", ")),
+        }
+    }
+
     /// The address to use with a peer that has this one.
     pub fn address_for(&self, peer: Gid, local: Option<IpAddr>) -> Result<GidEntry, Error> {
         let mut gids = self.addresses(local)?;
@@ -80,9 +128,7 @@ impl Adapter {
                 entry.gid.is_link_local() != peer.is_link_local(),
             )
         });
-        gids.into_iter().next().ok_or_else(|| Error::NoDevice {
-            reason: format!("{} port {} has no GID", self.context.name(), self.port),
-        })
+        gids.into_iter().next().ok_or_else(|| Error::NoAddress { what: self.no_address(None) })
     }
 
     /// Whether peers are reached by their LID alone, without a GID.
@@ -149,4 +195,19 @@ pub(crate) fn read_offer(tag: Tag, payload: &[u8]) -> Option<(RdmaRecord, Vec<La
 /// 24 random bits.
 pub(crate) fn random_psn() -> u32 {
     getrandom::u32().unwrap_or(0x5a_5a5a) & 0xff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_with_its_port_or_without() {
+        assert_eq!(device_name("rxe0"), Ok(("rxe0", None)));
+        assert_eq!(device_name("mlx5_0:2"), Ok(("mlx5_0", Some(2))));
+        for wrong in ["", ":1", "rxe0:", "rxe0:0", "rxe0:abc", "rxe0:300", "rxe0:1:1", "rxe0:-1"] {
+            let what = device_name(wrong).unwrap_err();
+            assert!(what.contains(&format!("{wrong:?}")) && what.contains("NAME:PORT"), "{what}");
+        }
+    }
 }

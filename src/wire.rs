@@ -351,7 +351,8 @@ pub struct RdmaRecord {
     pub gid: [u8; 16],
     /// Address of the segment's first byte. 0 from the client.
     pub address: u64,
-    /// Key of the segment's registration. 0 from the client.
+    /// Key of the registration of the segment behind its header. 0 from the
+    /// client.
     pub key: u32,
     /// The LID; 0 on Ethernet.
     pub lid: u16,
@@ -365,7 +366,9 @@ pub struct RdmaRecord {
     /// server as requests.
     pub atomics: u8,
     /// 0.
-    pub reserved: [u8; 5],
+    pub reserved: u8,
+    /// Key of the registration of the segment's header. 0 from the client.
+    pub header_key: u32,
 }
 
 /// One queue pair of a side.
@@ -378,8 +381,8 @@ pub struct LaneRecord {
     pub psn: u32,
 }
 
-/// Most queue pairs that one session may have.
-pub const MAX_LANES: usize = 16;
+/// Most queue pairs that one session may have, that of its doorbells included.
+pub const MAX_LANES: usize = 17;
 
 /// An array in a list; `name_len` bytes of name follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -228,10 +228,16 @@ fn arguments_of_the_server() {
         (&["--addr", "x:1"], &["--addr is for clients", "serve"]),
         (&["--transport", "tcp"], &["--transport is for clients", "serve"]),
         (&["--device", "mlx5_0"], &["--device is for clients", "serve"]),
+        (&["--rdma", "rxe0:abc"], &["\"rxe0:abc\"", "NAME:PORT"]),
+        (&["--rdma", "rxe0:300"], &["\"rxe0:300\"", "1 to 255"]),
+        (&["--rdma", "rxe0:"], &["\"rxe0:\"", "1 to 255"]),
+        (&["--rdma", "rxe0:1:1"], &["\"rxe0:1:1\"", "1 to 255"]),
         (&["--bogus"], &["--bogus"]),
     ] {
         home.fails(&with(args), 2, words);
     }
+    let client = home_with_key();
+    client.fails(&["--addr", "127.0.0.1:1", "--device", "rxe0:x", "ls"], 5, &["\"rxe0:x\""]);
     home.fails(&["bogus"], 2, &["'bogus'"]);
     home.fails(&["wait", "e", "--timeout", "nan"], 2, &["nan", "seconds"]);
     home.fails(&["wait", "e", "--any", "--all"], 2, &["--any", "--all"]);

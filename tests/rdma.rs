@@ -314,3 +314,51 @@ fn a_client_that_leaves_takes_its_connections_along() {
     client.events("e", 1, 1).unwrap().at(0, 0).unwrap().take().unwrap();
     assert!(begun.elapsed() < LONG);
 }
+
+/// Every client looks at the header before it trusts RDMA: one that could change
+/// it would keep the others from it.
+#[test]
+fn no_client_can_change_the_header() {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    for own_key in [true, false] {
+        let client = over(&server, TransportChoice::Rdma);
+        assert_eq!(client.header_refuses_for_tests(own_key), Some(true));
+        // Its queue pair is broken by that, and nothing else.
+        let counter = client.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
+        counter.fetch_add(1).unwrap();
+    }
+    let client = over(&server, TransportChoice::Rdma);
+    assert_eq!(client.open_counters("c").unwrap().at(0, 0).unwrap().load().unwrap(), 2);
+}
+
+/// Whatever the limit of open files is: an error in words, or all is well.
+#[cfg(feature = "cli")]
+#[test]
+fn few_files_are_a_reason_in_words() {
+    use std::os::unix::fs::PermissionsExt;
+    if !device() {
+        return;
+    }
+    let server = rdma_server().start().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, common::key().expose()).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    for files in 4..16 {
+        let out = std::process::Command::new("sh")
+            .args(["-c", &format!("ulimit -n {files} && exec \"$0\" --transport rdma ls")])
+            .arg(env!("CARGO_BIN_EXE_farcell"))
+            .env("FARCELL_ADDR", server.address())
+            .env("FARCELL_AUTHKEY_FILE", &key)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        println!("{files} files: {:?} {text}", out.status.code());
+        assert!(matches!(out.status.code(), Some(0 | 5)), "{files} files: {text}");
+        assert!(!text.contains("panicked"), "{files} files: {text}");
+        assert!(!text.contains("no libibverbs.so.1"), "{files} files: {text}");
+    }
+}

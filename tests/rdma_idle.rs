@@ -5,7 +5,7 @@
 
 mod common;
 use common::rdma::{LONG, ServerProcess, Use, adds, device, eventually, over_at, serve_if_asked};
-use farcell::{Client, Counter, Event, EventArray, TransportChoice};
+use farcell::{Client, Comparison, Counter, Event, EventArray, TransportChoice};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -132,4 +132,41 @@ fn clients_go_on_while_the_server_is_stopped() {
         signal.set().unwrap();
         assert!(wait.join().unwrap());
     });
+}
+
+/// A cell with a waiter costs a doorbell each, which the stopped server does not
+/// take: what follows must not wait behind them.
+#[test]
+fn clients_go_on_with_a_watched_cell_while_the_server_is_stopped() {
+    if !device() {
+        return;
+    }
+    let server = ServerProcess::start();
+    let (rdma, tcp) =
+        (over_at(&server.addr, TransportChoice::Rdma), over_at(&server.addr, TransportChoice::Tcp));
+    let c = rdma.counters("sum", 1, 1).unwrap().at(0, 0).unwrap();
+    let watched = tcp.counters("sum", 1, 1).unwrap().at(0, 0).unwrap();
+    let count = adds(2000);
+    let until = count + 100;
+    let wait =
+        std::thread::spawn(move || watched.wait_until(Comparison::Ge, until, Some(LONG), None));
+    eventually("it is parked", || tcp.info().unwrap().parked_waits == 1);
+    server.signal("STOP");
+    eventually("the server has stopped", || server.is_stopped());
+    let (begun, mut slowest) = (Instant::now(), Duration::ZERO);
+    // For longer than a peer that does not answer is borne with.
+    while c.load().unwrap() < count || begun.elapsed() < Duration::from_secs(4) {
+        let at = Instant::now();
+        c.fetch_add(i64::from(c.load().unwrap() < count)).unwrap();
+        slowest = slowest.max(at.elapsed());
+    }
+    println!("{count} watched fetch_adds while it was stopped; the slowest took {slowest:?}");
+    assert!(server.is_stopped());
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    assert_eq!(rdma.transport().name, "rdma");
+    assert!(!wait.is_finished());
+    // The last change is made while no doorbell gets through.
+    c.fetch_add(100).unwrap();
+    server.signal("CONT");
+    assert_eq!(wait.join().unwrap().unwrap(), Some(until));
 }

@@ -23,7 +23,7 @@ fn a_child_is_refused_and_the_parent_goes_on() {
         // needs; it leaves by _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let refused = |result: Result<(), Error>| matches!(result, Err(Error::Forked));
+            let refused = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
             let all = [
                 refused(event.set().map(drop)),
                 refused(event.is_set().map(drop)),

@@ -103,7 +103,7 @@ fn clients_killed_at_any_moment_leave_everything_whole() {
     let server = server().lease(Duration::from_secs(2)).start().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    File::create(&path).unwrap().set_len(8192).unwrap();
+    File::create(&path).unwrap().set_len(16384).unwrap();
     let path = path.to_str().unwrap();
     let journal = open(path);
     let shm = client(&server).transport(TransportChoice::Shm).connect().unwrap();

@@ -254,8 +254,9 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         match self.free() {
-            // It went with the session, as whoever closed that has wanted.
-            Ok(()) | Err(Error::Closed) => {}
+            // It went with the session, as whoever closed that has wanted; or it
+            // is the parent's, and this is a forked child.
+            Ok(()) | Err(Error::Closed | Error::Forked { .. }) => {}
             Err(error) => {
                 tracing::warn!(%error, "a lock that was dropped could not be unlocked");
             }

@@ -33,6 +33,7 @@ use crate::catalog::{CatalogError, Form, Kind, check_name};
 use crate::error::{Error, Result};
 use crate::keyfile;
 use crate::layout::Shape;
+use crate::rdma::device_name;
 use crate::server::{catalog_error, shape};
 use crate::transport::connect::{Target, connect, soon_enough};
 use crate::transport::rdma::RdmaSettings;
@@ -86,7 +87,8 @@ impl std::str::FromStr for TransportChoice {
 /// By which way a client's operations go right now, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransportReport {
-    /// `shm`, `rdma` or `tcp`.
+    /// `shm`, `rdma` or `tcp`; `none` in a child that was forked since, which
+    /// has to connect for itself.
     pub name: &'static str,
     /// What was found, a sentence each: what the transport in use is like, and
     /// why each better one is not in use.
@@ -144,10 +146,11 @@ impl ClientBuilder {
     }
 
     /// How many queue pairs the client has, so that its threads need not wait
-    /// for each other; 2 unless told otherwise, at most 16.
+    /// for each other; 2 unless told otherwise, at most 16. There is one more
+    /// that only rings the server's CPU.
     #[must_use]
     pub fn queue_pairs(mut self, count: usize) -> ClientBuilder {
-        self.lanes = count.clamp(1, wire::MAX_LANES);
+        self.lanes = count.clamp(1, wire::MAX_LANES - 1);
         self
     }
 
@@ -214,7 +217,8 @@ impl ClientBuilder {
     /// [`Error::Unreachable`], [`Error::NotFarcell`],
     /// [`Error::VersionMismatch`], [`Error::AuthenticationFailed`],
     /// [`Error::Impostor`], [`Error::ServerFull`], [`Error::BadAddress`], and
-    /// [`Error::NoKey`] or [`Error::KeyFile`] before anything is sent.
+    /// [`Error::NoKey`], [`Error::KeyFile`] or [`Error::BadSetting`] before
+    /// anything is sent.
     pub fn connect(self) -> Result<Client> {
         let (key, key_source) = self.find_key()?;
         let (choice, rdma) = self.rdma_settings()?;
@@ -277,7 +281,14 @@ impl ClientBuilder {
             })?),
             (None, None) => None,
         };
-        let device = self.device.clone().or_else(|| set(ENV_DEVICE));
+        let (device, source) = match &self.device {
+            Some(device) => (Some(device.clone()), "the RDMA device"),
+            None => (set(ENV_DEVICE), ENV_DEVICE),
+        };
+        if let Some(device) = &device {
+            device_name(device)
+                .map_err(|why| Error::BadSetting { what: format!("{source}: {why}") })?;
+        }
         let settings =
             RdmaSettings { device, gid_index, dead_after: self.dead_after, lanes: self.lanes };
         Ok((choice, settings))
@@ -308,6 +319,10 @@ impl ClientBuilder {
 /// If the connection is lost it comes back by itself, operations under way
 /// included: one that returns `Ok` has happened exactly once, and one that
 /// fails has not happened, unless the error is [`Error::OutcomeUnknown`].
+///
+/// A child that is forked from this process connects for itself: what it has
+/// inherited answers [`Error::Forked`], and dropping it there leaves the session
+/// alone.
 #[derive(Clone, Debug)]
 pub struct Client {
     core: Arc<Core>,
@@ -506,6 +521,9 @@ impl Client {
     /// By which way operations go right now, and why.
     #[must_use]
     pub fn transport(&self) -> TransportReport {
+        if let Err(forked) = self.core.link.check() {
+            return TransportReport { name: "none", reasons: vec![forked.to_string()] };
+        }
         self.core.transport_report()
     }
 
@@ -514,6 +532,14 @@ impl Client {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.core.link.is_connected()
+    }
+
+    /// For tests: tries to change the segment's header, which breaks the
+    /// queue pairs. `None` where there are none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn header_refuses_for_tests(&self, own_key: bool) -> Option<bool> {
+        self.core.rdma()?.header_refuses(own_key)
     }
 
     /// Ends the session for this client and all its clones and handles.

@@ -41,18 +41,85 @@ pub trait Actor {
     fn sleepers(&self, _place: Option<u32>) -> usize {
         0
     }
+
+    /// Each of these as [`compare_exchange`](Self::compare_exchange), in their
+    /// order where they are of one cell, several at a time where the actor can:
+    /// one that is far away takes as long for many as for a few. The words found,
+    /// in their order.
+    fn compare_exchange_all(&self, swaps: &[Swap], found: &mut Vec<u64>) {
+        found.clear();
+        found.extend(swaps.iter().map(|swap| {
+            let (Ok(word) | Err(word)) = self.compare_exchange(swap.place, swap.current, swap.new);
+            word
+        }));
+    }
 }
 
-/// Puts `new` whatever the word is, and returns what it was.
-pub fn replace<A: Actor>(actor: &A, place: u32, new: u64) -> u64 {
-    let mut word = actor.load(place);
-    while word != new {
-        match actor.compare_exchange(place, word, new) {
-            Ok(_) => break,
-            Err(found) => word = found,
+/// A compare-and-exchange of one cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// The cell.
+    pub place: u32,
+    /// The word that it must hold.
+    pub current: u64,
+    /// The word that it gets.
+    pub new: u64,
+}
+
+/// Cells that are changed together: so many that an actor far away is kept busy,
+/// and so few that what is known of them is still true.
+pub const TOGETHER: usize = 256;
+
+/// Changes many cells, each for a reason `T` of the caller's. `step` gets the
+/// word of a cell and says what is to be put in its place, until that is done or
+/// it has nothing to put; when it is done it gets the word before it, and `true`.
+pub fn change_all<A: Actor, T: Copy>(
+    actor: &A,
+    cells: impl IntoIterator<Item = (T, u32)>,
+    mut step: impl FnMut(T, u64, bool) -> Option<u64>,
+) {
+    let mut cells = cells.into_iter();
+    let (mut tries, mut swaps, mut found) = (Vec::new(), Vec::new(), Vec::new());
+    loop {
+        // Those that met another word than they had seen come first.
+        while tries.len() < TOGETHER
+            && let Some((what, place)) = cells.next()
+        {
+            let current = actor.load(place);
+            if let Some(new) = step(what, current, false) {
+                tries.push((what, Swap { place, current, new }));
+            }
         }
+        if tries.is_empty() {
+            return;
+        }
+        swaps.clear();
+        swaps.extend(tries.iter().map(|(_, swap)| *swap));
+        actor.compare_exchange_all(&swaps, &mut found);
+        let mut words = found.iter().copied();
+        tries.retain_mut(|(what, swap)| {
+            let Some(word) = words.next() else {
+                return false;
+            };
+            if word == swap.current {
+                step(*what, word, true);
+                return false;
+            }
+            match step(*what, word, false) {
+                Some(new) => {
+                    (swap.current, swap.new) = (word, new);
+                    true
+                }
+                None => false,
+            }
+        });
     }
-    word
+}
+
+/// Puts `new` into all of these cells, whatever they hold.
+pub fn replace_all<A: Actor>(actor: &A, places: impl IntoIterator<Item = u32>, new: u64) {
+    let cells = places.into_iter().map(|place| ((), place));
+    change_all(actor, cells, |(), word, done| (!done && word != new).then_some(new));
 }
 
 /// The CPU as the actor.

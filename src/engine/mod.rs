@@ -24,14 +24,14 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-pub use actor::Actor;
+pub use actor::{Actor, Swap};
 pub use journal::Journal;
 pub use peers::{Gone, Way};
 pub use request::Next;
 pub use session::Route;
 pub use slots::{Begun, SlotRow, Writing};
 
-use actor::replace;
+use actor::replace_all;
 use peers::{Member, Peers};
 use session::Session;
 use slots::Budget;
@@ -55,8 +55,19 @@ pub struct Out {
     /// Connections to close: their session has ended or moved elsewhere.
     pub close: Vec<Route>,
     /// Sessions that have ended, to be given to [`Engine::settle`] when their
-    /// clients cannot reach the cells by themselves any more.
-    pub ended: Vec<u64>,
+    /// clients cannot reach the cells by themselves any more, and to be dropped
+    /// then: with a session goes its hold on the cells of removed arrays, which
+    /// may be given to another array from then on.
+    pub ended: Vec<Over>,
+}
+
+/// A session that has ended.
+#[derive(Debug)]
+pub struct Over {
+    /// Its number.
+    pub id: u64,
+    /// Itself, as long as it may still hold cells.
+    pub session: Option<SharedSession>,
 }
 
 /// A client that has proved to know a key.
@@ -107,6 +118,8 @@ pub struct Engine<A> {
     /// Waits that are parked, so that nobody needs the lock to see that there
     /// is nothing to sweep.
     parked: AtomicUsize,
+    /// Whether waiting bits are left to be put right; a hint as well.
+    untidy: AtomicBool,
     peers: Mutex<Peers>,
     sessions: Mutex<HashMap<u64, SharedSession>>,
     /// Where arrays are noted, if they are to outlive the engine.
@@ -145,6 +158,7 @@ impl<A: Actor> Engine<A> {
             budget: Budget::new(DEFAULT_SLOT_BYTES),
             parking: Mutex::default(),
             parked: AtomicUsize::new(0),
+            untidy: AtomicBool::new(false),
             peers: Mutex::default(),
             sessions: Mutex::default(),
             journal: None,
@@ -178,9 +192,7 @@ impl<A: Actor> Engine<A> {
             let first = form.kind.first_word(form.param).unwrap_or(0);
             // Cells of an array that was removed before may hold anything.
             // Nobody else can reach them: the catalog is locked for writing.
-            for place in entry.base..entry.base + entry.extent {
-                replace(&self.actor, place, first);
-            }
+            replace_all(&self.actor, entry.base..entry.base + entry.extent, first);
             if let Err(error) = self.note_created(&entry) {
                 // Nobody has seen it.
                 catalog.remove(name, false)?;
@@ -235,9 +247,9 @@ impl<A: Actor> Engine<A> {
     /// can be resumed. A frame that a connection of it still holds finds it
     /// ended, and is not carried out.
     fn end(&self, session: &mut Session, how: Gone, out: &mut Out) {
-        out.ended.push(session.id);
         session.ended = true;
-        lock(&self.sessions).remove(&session.id);
+        let id = session.id;
+        out.ended.push(Over { id, session: lock(&self.sessions).remove(&id) });
         let mut done = Vec::new();
         let mut parking = lock(&self.parking);
         if let Some(member) = lock(&self.peers).at(session.seat) {
@@ -293,6 +305,23 @@ impl<A: Actor> Engine<A> {
         deliver(done, out);
     }
 
+    /// Whether [`mend`](Self::mend) has something to do.
+    pub fn is_untidy(&self) -> bool {
+        // Relaxed: a hint. The sweep finds what it misses.
+        self.untidy.load(Ordering::Relaxed)
+    }
+
+    /// To be called between other things while [`is_untidy`](Self::is_untidy): a
+    /// part of the work that large waits have left.
+    pub fn mend(&self, out: &mut Out) {
+        let mut done = Vec::new();
+        let mut parking = lock(&self.parking);
+        parking.mend(&self.actor, &mut done);
+        self.count(&parking);
+        drop(parking);
+        deliver(done, out);
+    }
+
     /// A way to a session's client has broken, and with it, perhaps, answers
     /// of waits: puts those on their way again that have not been acknowledged.
     pub fn repeat(&self, session: u64, out: &mut Out) {
@@ -320,6 +349,7 @@ impl<A: Actor> Engine<A> {
 
     fn count(&self, parking: &Parking) {
         self.parked.store(parking.len(), Ordering::Relaxed);
+        self.untidy.store(parking.is_untidy(), Ordering::Relaxed);
     }
 }
 

@@ -22,13 +22,13 @@
 //! bit to the entry, so a ring for the bit finds the entry. Nothing here knows
 //! a thread or a clock.
 
-use super::actor::Actor;
+use super::actor::{Actor, TOGETHER, change_all};
 use super::peers::Loss;
 use super::session::Route;
 use crate::cell::sync::Claim;
 use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Most cells that the waits of one session may have at once: those that they
@@ -185,6 +185,8 @@ pub struct Parking {
     sessions: HashMap<u64, SessionWaits>,
     /// Who names a peer.
     watchers: HashMap<Arc<str>, Vec<usize>>,
+    /// Cells that may lack their waiting bit, or have it with nobody parked.
+    untidy: VecDeque<u32>,
 }
 
 impl Parking {
@@ -264,11 +266,8 @@ impl Parking {
         let key = self.waiters.insert(waiter);
         session.waits.insert(id.wait, State::Parked(key));
         let mut already = already.into_iter().peekable();
-        for index in 0..targets.len() as u32 {
-            if already.next_if_eq(&index).is_none() {
-                self.arm(actor, key, index);
-            }
-        }
+        let open = (0..targets.len() as u32).filter(|index| already.next_if_eq(index).is_none());
+        self.arm(actor, key, open);
         if self.waiters[key].fired.len() >= need {
             // Cells changed while the others were armed.
             return Ok(self.end(actor, key, Ended::Satisfied).map(|done| done.ended));
@@ -361,6 +360,9 @@ impl Parking {
             let how = |fired| if satisfied { Ended::Satisfied(fired) } else { Ended::Removed };
             done.extend(self.end(actor, key, how));
         }
+        // They get tombstones, which have the bit, or what another array begins
+        // with.
+        self.untidy.retain(|place| !cells.contains(place));
         let states = self.sessions.values_mut().flat_map(|s| s.waits.values_mut());
         for state in states {
             if let State::Ended(Ended::Granted(grant)) = state
@@ -406,6 +408,7 @@ impl Parking {
                     complete.push(waiter);
                     if parked.is_empty() {
                         self.cells.remove(&place);
+                        actor.watch(place, false);
                         self.clear_bit(actor, place);
                     }
                 }
@@ -443,27 +446,32 @@ impl Parking {
     /// without ringing. To be called every few milliseconds while anyone is
     /// parked.
     pub fn sweep<A: Actor>(&mut self, actor: &A, done: &mut Vec<Done>) {
-        let missed: Vec<u32> = self
-            .cells
-            .iter()
-            .filter(|(place, parked)| {
-                let word = actor.load(**place);
-                let mut wants =
-                    parked.iter().map(|p| self.waiters[p.waiter].targets[p.index as usize].1);
-                // All claims of a cell are alike: none can be met if the first
-                // cannot.
-                let first = wants.clone().find_map(|want| match want {
-                    Want::Claim(claim) => Some(claim),
-                    Want::When(_) => None,
-                });
-                !cell::is_waiting(word)
-                    || first.is_some_and(|claim| claim.take(word).is_some())
-                    || wants.any(|want| want.holds(word))
-            })
-            .map(|(place, _)| *place)
-            .collect();
+        let (mut missed, mut bare) = (Vec::new(), VecDeque::new());
+        for (&place, parked) in &self.cells {
+            let word = actor.load(place);
+            let mut wants =
+                parked.iter().map(|p| self.waiters[p.waiter].targets[p.index as usize].1);
+            // All claims of a cell are alike: none can be met if the first
+            // cannot.
+            let first = wants.clone().find_map(|want| match want {
+                Want::Claim(claim) => Some(claim),
+                Want::When(_) => None,
+            });
+            if first.is_some_and(|claim| claim.take(word).is_some())
+                || wants.any(|want| want.holds(word))
+            {
+                missed.push(place);
+            } else if !cell::is_waiting(word) {
+                bare.push_back(place);
+            }
+        }
         for place in missed {
             self.ring(actor, place, done);
+        }
+        // Otherwise they are known, most likely.
+        if self.untidy.is_empty() {
+            self.untidy = bare;
+            self.mend(actor, done);
         }
     }
 
@@ -516,36 +524,96 @@ impl Parking {
         Some(Done { id: waiter.id, route: session.route, ended })
     }
 
-    /// Sets the waiting bit for one target and enters it into the cell's
-    /// list, or counts it as satisfied if it has become so.
-    fn arm<A: Actor>(&mut self, actor: &A, key: usize, index: u32) {
-        let waiter = &mut self.waiters[key];
-        let (place, condition) = waiter.targets[index as usize];
-        let first = !self.cells.contains_key(&place);
-        let shared = first && actor.watch(place, true);
-        let mut word = actor.load(place);
-        loop {
-            if condition.holds(word) {
-                waiter.fired.push(Fired { index, word });
-                if first {
-                    actor.watch(place, false);
-                }
-                return;
+    /// Sets the waiting bit for these targets and enters each into its cell's
+    /// list, or counts it as satisfied if it has become so. Of many, most get
+    /// their bit by [`mend`](Self::mend).
+    fn arm<A: Actor>(&mut self, actor: &A, key: usize, indexes: impl Iterator<Item = u32>) {
+        let Waiter { targets, fired, .. } = &mut self.waiters[key];
+        let (cells, untidy) = (&mut self.cells, &mut self.untidy);
+        let at = |index: u32| targets[index as usize];
+        let mut indexes = indexes.map(|index| (index, at(index).0));
+        // Watched before it is looked at, those that nobody waits on yet.
+        let known: HashSet<u32> =
+            targets.iter().map(|(place, _)| *place).filter(|p| cells.contains_key(p)).collect();
+        let watched = |place: u32| !known.contains(&place) && actor.watch(place, true);
+        let first: Vec<(u32, u32)> = indexes.by_ref().take(TOGETHER).collect();
+        let first = first.into_iter().map(|(index, place)| ((index, watched(place)), place));
+        let mut passed = Vec::new();
+        change_all(actor, first, |(index, shared), word, done| {
+            let (place, want) = at(index);
+            if !done && want.holds(word) {
+                fired.push(Fired { index, word });
+                passed.push(place);
+                return None;
             }
-            if cell::is_waiting(word) && !shared {
-                // The bit may be that of another waiter. It cannot go away
-                // unnoticed: whoever drops it must ring, and the ring waits
-                // for the lock that we hold. (The bit of one who sleeps without
-                // the server's doing is swapped for itself: whoever drops it
-                // after that has seen the watch.)
-                break;
+            // The bit may be that of another waiter. It cannot go away unnoticed:
+            // whoever drops it must ring, and the ring waits for the lock that we
+            // hold. (The bit of one who sleeps without the server's doing is
+            // swapped for itself: whoever drops it after that has seen the watch.)
+            if !done && (shared || !cell::is_waiting(word)) {
+                return Some(word | WAITING);
             }
-            match actor.compare_exchange(place, word, word | WAITING) {
-                Ok(_) => break,
-                Err(found) => word = found,
+            cells.entry(place).or_default().push(Parked { waiter: key, index });
+            None
+        });
+        for (index, place) in indexes {
+            let shared = watched(place);
+            let word = actor.load(place);
+            if at(index).1.holds(word) {
+                fired.push(Fired { index, word });
+                passed.push(place);
+                continue;
+            }
+            cells.entry(place).or_default().push(Parked { waiter: key, index });
+            if shared || !cell::is_waiting(word) {
+                untidy.push_back(place);
             }
         }
-        self.cells.entry(place).or_default().push(Parked { waiter: key, index });
+        for place in passed {
+            if !cells.contains_key(&place) {
+                actor.watch(place, false);
+            }
+        }
+    }
+
+    /// Puts some of the waiting bits right that were left for later: large waits
+    /// begin and end with many of them, and others have their turn in between. A
+    /// cell without its bit is looked at here and by the sweep; one that has it
+    /// with nobody parked costs whoever changes it a ring for nothing.
+    pub fn mend<A: Actor>(&mut self, actor: &A, done: &mut Vec<Done>) {
+        let some = self.untidy.len().min(TOGETHER);
+        let places: Vec<u32> = self.untidy.drain(..some).collect();
+        let (cells, waiters) = (&self.cells, &self.waiters);
+        let mut satisfied = Vec::new();
+        // For why it is watched, and swapped for itself, see `arm`.
+        let places = places.into_iter().map(|place| {
+            let shared = cells.contains_key(&place) && actor.watch(place, true);
+            ((place, shared), place)
+        });
+        change_all(actor, places, |(place, shared), word, done| {
+            let parked = cells.get(&place);
+            let mut wants =
+                parked.into_iter().flatten().map(|p| waiters[p.waiter].targets[p.index as usize].1);
+            if done {
+                None
+            } else if parked.is_none() {
+                cell::is_waiting(word).then_some(word & !WAITING)
+            } else if wants.any(|want| want.holds(word)) {
+                satisfied.push(place);
+                None
+            } else {
+                (shared || !cell::is_waiting(word)).then_some(word | WAITING)
+            }
+        });
+        for place in satisfied {
+            self.ring(actor, place, done);
+        }
+    }
+
+    /// Whether there is something for [`mend`](Self::mend) to do.
+    #[must_use]
+    pub fn is_untidy(&self) -> bool {
+        !self.untidy.is_empty()
     }
 
     /// Takes a waiter out of every list, and the bit from cells without one.
@@ -556,29 +624,36 @@ impl Parking {
         let mut places: Vec<u32> = waiter.targets.iter().map(|(place, _)| *place).collect();
         places.sort_unstable();
         places.dedup();
-        for place in places {
-            let Some(parked) = self.cells.get_mut(&place) else {
-                continue;
+        places.retain(|place| {
+            let Some(parked) = self.cells.get_mut(place) else {
+                return false;
             };
             parked.retain(|p| p.waiter != key);
-            if parked.is_empty() {
-                self.cells.remove(&place);
-                actor.watch(place, false);
-                self.clear_bit(actor, place);
+            let last = parked.is_empty();
+            if last {
+                self.cells.remove(place);
+                actor.watch(*place, false);
             }
+            last
+        });
+        if places.len() > TOGETHER {
+            self.untidy.extend(places.drain(TOGETHER..));
         }
+        self.clear_bits(actor, places);
         self.unwatch(key, &waiter.peers);
         Some(waiter)
     }
 
     /// Takes the waiting bit from a cell on which nobody is parked any more.
     fn clear_bit<A: Actor>(&self, actor: &A, place: u32) {
-        let mut word = actor.load(place);
-        while cell::is_waiting(word) {
-            match actor.compare_exchange(place, word, word & !WAITING) {
-                Ok(_) => return,
-                Err(found) => word = found,
-            }
-        }
+        self.clear_bits(actor, [place]);
+    }
+
+    /// Takes the waiting bit from cells on which nobody is parked any more.
+    fn clear_bits<A: Actor>(&self, actor: &A, places: impl IntoIterator<Item = u32>) {
+        let cells = places.into_iter().map(|place| ((), place));
+        change_all(actor, cells, |(), word, done| {
+            (!done && cell::is_waiting(word)).then_some(word & !WAITING)
+        });
     }
 }

@@ -1,13 +1,13 @@
 //! What the engine does with each frame of a client.
 
-use super::actor::{Actor, execute, replace};
+use super::actor::{Actor, change_all, execute, replace_all};
 use super::parking::{Target, WaitId};
 use super::peers::Gone;
 use super::session::{Arrival, Session};
 use super::{Done, Engine, Out, deliver, lock, push_ended};
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form, Kind};
-use crate::cell::{Condition, Op, TOMBSTONE, pack, sync};
+use crate::cell::{Change, Condition, Op, TOMBSTONE, change, must_ring, pack, sync};
 use crate::layout::{Run, Shape};
 use crate::wire::{
     self, Header, InfoRecord, ListRecord, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord,
@@ -337,11 +337,26 @@ impl<A: Actor> Engine<A> {
         };
         wire::push(&mut out.reply, Tag::Words, id, &[]);
         let at = out.reply.len() - wire::HEADER;
-        for run in runs {
-            for offset in Run::from(run).offsets() {
-                let word = self.one(op, entry.base + offset, 0, 0, gathered);
+        let places = runs.flat_map(|run| Run::from(run).offsets().map(|at| entry.base + at));
+        if op.is_read() {
+            for place in places {
+                let word = self.one(op, place, 0, 0, gathered);
                 out.reply.extend_from_slice(&word.to_le_bytes());
             }
+        } else {
+            let first = out.reply.len();
+            out.reply.resize(first + cells as usize * 8, 0);
+            let numbered = places.enumerate().map(|(i, place)| ((i, place), place));
+            change_all(&self.actor, numbered, |(i, place), word, done| {
+                out.reply[first + i * 8..][..8].copy_from_slice(&word.to_le_bytes());
+                if done && must_ring(op, word, 0) {
+                    gathered.rung.push(place);
+                }
+                match change(op, word, 0, 0) {
+                    Change::Swap(new) if !done => Some(new),
+                    _ => None,
+                }
+            });
         }
         finish_words(&mut out.reply, at);
         Ok(Ok(()))
@@ -469,9 +484,8 @@ impl<A: Actor> Engine<A> {
     fn bury(&self, entry: &Entry) {
         let shape = entry.form.shape;
         let cells = (0..shape.rows).flat_map(|row| (0..shape.cols).map(move |col| (row, col)));
-        for offset in cells.filter_map(|(row, col)| shape.offset(row, col)) {
-            replace(&self.actor, entry.base + offset, TOMBSTONE);
-        }
+        let offsets = cells.filter_map(|(row, col)| shape.offset(row, col));
+        replace_all(&self.actor, offsets.map(|offset| entry.base + offset), TOMBSTONE);
     }
 
     fn list(

@@ -1,7 +1,7 @@
 //! What the engine does about locks, barriers and peers: the requests, and what
 //! is to be done when a session has ended.
 
-use super::actor::{Actor, execute, replace};
+use super::actor::{Actor, execute, replace_all};
 use super::parking::{Ended, Parking, WaitId};
 use super::peers::{Bequest, Breach, Gone, Loss, MAX_PARTIES, NameRefused, Way};
 use super::request::{Gathered, Refused, check, check_operands, finish_words};
@@ -400,7 +400,8 @@ impl<A: Actor> Engine<A> {
                 let word = self.actor.load(place);
                 let barrier = Barrier::of(word);
                 if barrier.index(entry.form.param) > 0 && !barrier.broken {
-                    replace(&self.actor, place, Barrier { broken: true, ..barrier }.value() << 1);
+                    let word = Barrier { broken: true, ..barrier }.value() << 1;
+                    replace_all(&self.actor, [place], word);
                 }
             }
         }

@@ -5,7 +5,7 @@ use super::rdma::Rdma;
 use super::shm::Shm;
 use crate::auth::Domain;
 use crate::cell::{WAITING, is_waiting};
-use crate::engine::{Actor, lock};
+use crate::engine::{Actor, Swap, lock};
 use crate::layout::CELLS_AT;
 use crate::rdma::random_psn;
 use crate::segment::{Segment, wake_all};
@@ -15,6 +15,7 @@ use crate::verbs::{
     UnconnectedQueuePair,
 };
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,6 +24,11 @@ use std::time::{Duration, Instant};
 /// A device takes some microseconds; soft-RoCE works on this very core, and can
 /// do so only when we sleep.
 const SPIN: Duration = Duration::from_micros(20);
+
+/// Changes that a lane has under way together.
+const DEPTH: usize = 64;
+/// Changes that are given to the adapter with one call.
+const LIST: usize = 16;
 
 thread_local! {
     static UNCLEAR: Cell<bool> = const { Cell::new(false) };
@@ -75,6 +81,14 @@ impl ServerActor {
         self
     }
 
+    fn by_cpu(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
+        let done = self.segment.compare_exchange(place, current, new);
+        if done.is_ok() && new != current && self.loopback.is_none() {
+            self.changed(place, current, false);
+        }
+        done
+    }
+
     /// The CPU's own change of a cell, whose word was `old`: those who sleep on
     /// it in the segment's memory are woken when the bit is dropped that stands
     /// for them too. With `keeps_bit` the change has left it.
@@ -104,11 +118,7 @@ impl Actor for ServerActor {
 
     fn compare_exchange(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
         let Some(loopback) = &self.loopback else {
-            let done = self.segment.compare_exchange(place, current, new);
-            if done.is_ok() && new != current {
-                self.changed(place, current, false);
-            }
-            return done;
+            return self.by_cpu(place, current, new);
         };
         match loopback.run(place, |old, at| Request::compare_swap(old, at, current, new)) {
             Change::Done(old) if old == current => Ok(old),
@@ -121,6 +131,25 @@ impl Actor for ServerActor {
                 Ok(current)
             }
         }
+    }
+
+    fn compare_exchange_all(&self, swaps: &[Swap], found: &mut Vec<u64>) {
+        found.clear();
+        if let Some(loopback) = &self.loopback {
+            let unclear = loopback.swap_all(swaps, found);
+            if unclear > 0 {
+                UNCLEAR.set(true);
+                // As above.
+                let those = &swaps[found.len()..][..unclear];
+                found.extend(those.iter().map(|swap| swap.current));
+            }
+        }
+        // The CPU does those that the adapter has not done since it failed.
+        found.extend(swaps[found.len()..].iter().map(|swap| {
+            let Swap { place, current, new } = *swap;
+            let (Ok(word) | Err(word)) = self.by_cpu(place, current, new);
+            word
+        }));
     }
 
     fn fetch_add(&self, place: u32, delta: u64) -> u64 {
@@ -193,8 +222,8 @@ impl Loopback {
         let region = Region::register(&pd, memory, access)?;
         for _ in 0..lanes.max(1) {
             let channel = CompletionChannel::new(context)?;
-            let completions = CompletionQueue::new(context, 16, Some((&channel, 0)))?;
-            let scratch = Region::pages(&pd, 64, Access::LOCAL)?;
+            let completions = CompletionQueue::new(context, 2 * DEPTH as u32, Some((&channel, 0)))?;
+            let scratch = Region::pages(&pd, DEPTH * 8, Access::LOCAL)?;
             let end = |depth, access| {
                 let config = QueuePairConfig {
                     port: adapter.port,
@@ -207,17 +236,19 @@ impl Loopback {
                 };
                 UnconnectedQueuePair::new(&pd, &config)
             };
-            let (near, far) = (end(8, Access::NONE)?, end(1, access)?);
+            let (near, far) = (end(DEPTH as u32, Access::NONE)?, end(1, access)?);
             let (gid, index) = if adapter.by_lid() {
                 (Gid::default(), 0)
             } else {
                 // Any that leads back here.
                 let entry = adapter.addresses(None)?.into_iter().next();
-                entry.map_or((Gid::default(), 0), |entry| (entry.gid, entry.index))
+                let none = || Error::NoAddress { what: adapter.no_address(None) };
+                entry.map(|entry| (entry.gid, entry.index)).ok_or_else(none)?
             };
             let (to_near, to_far) = (near.endpoint(gid)?, far.endpoint(gid)?);
             let attributes = context.attributes();
-            let depth = attributes.max_initiator_depth.min(attributes.max_responder_depth).min(8);
+            let depth = attributes.max_initiator_depth.min(attributes.max_responder_depth);
+            let depth = depth.min(DEPTH as u8);
             let connect = |queue: UnconnectedQueuePair, to| {
                 let mut connect = Connect::to(to, index as u8);
                 connect.mtu = adapter.state.mtu;
@@ -244,10 +275,45 @@ impl Loopback {
         place: u32,
         request: impl Fn(crate::verbs::Local<'_>, Remote) -> Request<'_>,
     ) -> Change {
+        let at = self.cell(place);
+        match self.with_lane(|lane, queue| lane.run(queue, at, &request)) {
+            Some(Ok(old)) => Change::Done(old),
+            Some(Err(change)) => change,
+            None => Change::Undone,
+        }
+    }
+
+    /// Carries out compare-and-swaps, as many under way as there can be, in their
+    /// order, and waits for them. `found` gets the words of those that are done;
+    /// if that is not all of them, the adapter has failed, and as many behind
+    /// them as is returned may have been done or not.
+    fn swap_all(&self, swaps: &[Swap], found: &mut Vec<u64>) -> usize {
+        let done = self.with_lane(|lane, queue| {
+            lane.swap_all(queue, swaps, |swap| self.cell(swap.place), found)
+        });
+        match done {
+            Some(Err(unclear)) => unclear,
+            Some(Ok(())) | None => 0,
+        }
+    }
+
+    fn cell(&self, place: u32) -> Remote {
+        Remote {
+            address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
+            key: self.remote.key,
+        }
+    }
+
+    /// Works on a lane. When that fails, the adapter has: the CPU takes over.
+    /// `None`: it has before, and nothing was done.
+    fn with_lane<T, E>(
+        &self,
+        work: impl FnOnce(&LoopLane, &QueuePair) -> Result<T, (E, Error)>,
+    ) -> Option<Result<T, E>> {
         // Acquire: pairs with the release in `fail`, behind which no client
         // can reach the cells.
         if self.rdma.failed.load(Ordering::Acquire) {
-            return Change::Undone;
+            return None;
         }
         // Relaxed: any lane will do.
         let start = self.next.fetch_add(1, Ordering::Relaxed);
@@ -255,18 +321,12 @@ impl Loopback {
         let lane = (0..count)
             .find_map(|i| self.lanes[(start + i) % count].try_lock().ok())
             .unwrap_or_else(|| lock(&self.lanes[start % count]));
-        let at = Remote {
-            address: self.remote.address + CELLS_AT as u64 + u64::from(place) * 8,
-            key: self.remote.key,
-        };
-        let Some((queue, _)) = &lane.queues else {
-            // It failed while we waited for the lane, and whoever took the
-            // queue pairs away has set `failed` before letting go of the lane.
-            return Change::Undone;
-        };
-        let (change, error) = match lane.run(queue, at, request) {
-            Ok(old) => return Change::Done(old),
-            Err((change, error)) => (change, error),
+        // Without: it failed while we waited for the lane, and whoever took the
+        // queue pairs away has set `failed` before letting go of the lane.
+        let (queue, _) = lane.queues.as_ref()?;
+        let (what, error) = match work(&lane, queue) {
+            Ok(done) => return Some(Ok(done)),
+            Err(failed) => failed,
         };
         drop(lane);
         // All lanes, in their order, so that two who fail do not wait for each
@@ -276,7 +336,7 @@ impl Loopback {
         if !self.rdma.failed.load(Ordering::Relaxed) {
             self.rdma.fail(&error, &mut lanes);
         }
-        change
+        Some(Err(what))
     }
 }
 
@@ -296,16 +356,7 @@ impl LoopLane {
         let unclear = |e| (Change::Unclear, e);
         let begun = Instant::now();
         loop {
-            let mut n = self.completions.poll(&mut batch).map_err(unclear)?;
-            if n == 0 && begun.elapsed() > SPIN {
-                self.completions.arm(Notify::Any).map_err(unclear)?;
-                // What came before it was armed raises no event.
-                n = self.completions.poll(&mut batch).map_err(unclear)?;
-                if n == 0 {
-                    self.channel.wait(Some(Duration::from_millis(5))).map_err(unclear)?;
-                    continue;
-                }
-            }
+            let n = self.look(begun, &mut batch).map_err(unclear)?;
             for completion in &batch[..n] {
                 // Also with an error of the local end: it may be the answer
                 // that did not come through.
@@ -315,14 +366,85 @@ impl LoopLane {
                 };
                 queue.retire(completion).map_err(|e| (failed(), e))?;
                 if completion.work() == Some(id) {
-                    // Relaxed: taking the completion orders it, see
-                    // `CompletionQueue::poll`.
-                    return Ok(self.scratch.words()[0].load(Ordering::Relaxed));
+                    return Ok(self.word(0));
                 }
             }
-            if n == 0 {
-                std::hint::spin_loop();
+        }
+    }
+
+    /// As [`Loopback::swap_all`].
+    fn swap_all(
+        &self,
+        queue: &QueuePair,
+        swaps: &[Swap],
+        cell: impl Fn(&Swap) -> Remote,
+        found: &mut Vec<u64>,
+    ) -> Result<(), (usize, Error)> {
+        let mut batch = [Completion::default(); 4];
+        let (mut requests, mut ids) = (Vec::with_capacity(LIST), Vec::with_capacity(LIST));
+        // Lists under way: the last request of each, and where they end.
+        let mut lists = VecDeque::with_capacity(DEPTH / LIST);
+        let mut posted = 0;
+        let mut begun = Instant::now();
+        while found.len() < swaps.len() {
+            while posted < swaps.len() && posted + LIST <= found.len() + DEPTH {
+                let end = swaps.len().min(posted + LIST);
+                requests.clear();
+                for (i, swap) in swaps[posted..end].iter().enumerate() {
+                    let slot = (posted + i) % DEPTH * 8;
+                    let old = self.scratch.slice(slot..slot + 8);
+                    let old = old.map_err(|e| (posted - found.len(), e))?;
+                    let request = Request::compare_swap(old, cell(swap), swap.current, swap.new);
+                    // The last one stands for all.
+                    requests.push(if posted + i + 1 < end {
+                        request.unsignalled()
+                    } else {
+                        request
+                    });
+                }
+                ids.clear();
+                let result = queue.post_all(&requests, &mut ids);
+                posted += ids.len();
+                result.map_err(|e| (posted - found.len(), e))?;
+                lists.extend(ids.last().map(|&last| (last, end)));
+            }
+            let n = self.look(begun, &mut batch).map_err(|e| (posted - found.len(), e))?;
+            for completion in &batch[..n] {
+                queue.retire(completion).map_err(|e| (posted - found.len(), e))?;
+                begun = Instant::now();
+                let done = lists.iter().position(|(last, _)| completion.work() == Some(*last));
+                for (_, end) in lists.drain(..done.map_or(0, |at| at + 1)) {
+                    let begin = found.len();
+                    found.extend((begin..end).map(|i| self.word(i % DEPTH)));
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Takes what has completed; waits a while, first awake and then asleep, if
+    /// nothing has since `begun`.
+    fn look(&self, begun: Instant, batch: &mut [Completion]) -> Result<usize, Error> {
+        let n = self.completions.poll(batch)?;
+        if n > 0 {
+            return Ok(n);
+        }
+        if begun.elapsed() <= SPIN {
+            std::hint::spin_loop();
+            return Ok(0);
+        }
+        self.completions.arm(Notify::Any)?;
+        // What came before it was armed raises no event.
+        let n = self.completions.poll(batch)?;
+        if n == 0 {
+            self.channel.wait(Some(Duration::from_millis(5)))?;
+        }
+        Ok(n)
+    }
+
+    /// What was found by the request with this place for its answer. Relaxed:
+    /// taking the completion orders it, see `CompletionQueue::poll`.
+    fn word(&self, slot: usize) -> u64 {
+        self.scratch.words().get(slot).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 }

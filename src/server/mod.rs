@@ -7,6 +7,7 @@ mod connection;
 mod keep;
 mod listen;
 mod loopback;
+mod pace;
 mod rdma;
 mod shm;
 mod traffic;
@@ -21,11 +22,14 @@ use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::layout::{MAX_CELLS, Shape};
+use crate::rdma::device_name;
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
 use crate::verbs;
+use farcell_sys::fork::{self, Generation};
 use keep::{Keep, Keeper};
 use loopback::ServerActor;
+use pace::Pace;
 use rdma::Rdma;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shm::Shm;
@@ -47,7 +51,7 @@ pub const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 struct Shared {
     engine: Engine<ServerActor>,
     rdma: Option<Arc<Rdma>>,
-    /// What a client that asks for RDMA is told where there is none.
+    /// Why RDMA is not offered where it is not.
     no_rdma: String,
     /// What clients on this machine get; why not, otherwise.
     shm: Result<Arc<Shm>, String>,
@@ -55,6 +59,7 @@ struct Shared {
     mailboxes: Vec<Mailbox>,
     keys: Keys,
     started: Instant,
+    pace: Pace,
     incarnation: u64,
     capacity: u32,
     lease: Duration,
@@ -64,8 +69,13 @@ struct Shared {
 }
 
 impl Shared {
+    /// The time that the engine is told, now and at a moment.
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.time(Instant::now())
+    }
+
+    fn time(&self, at: Instant) -> Duration {
+        self.pace.time(at.saturating_duration_since(self.started))
     }
 }
 
@@ -274,6 +284,7 @@ impl ServerBuilder {
             mailboxes,
             keys: self.keys,
             started: Instant::now(),
+            pace: Pace::new(count),
             incarnation,
             capacity,
             lease: self.lease,
@@ -284,8 +295,14 @@ impl ServerBuilder {
         });
         shared.engine.take_over();
         // From here on dropping the server ends what has been started.
-        let threads = Vec::new();
-        let mut server = Server { shared: shared.clone(), addrs, origin, threads, keeper: None };
+        let mut server = Server {
+            shared: shared.clone(),
+            addrs,
+            origin,
+            threads: Vec::new(),
+            keeper: None,
+            generation: fork::generation(),
+        };
         for (name, kind, rows, cols, param) in self.arrays {
             server.create_with(&name, kind, rows, cols, param)?;
         }
@@ -315,13 +332,15 @@ impl ServerBuilder {
     ) -> Result<(ServerActor, Option<Arc<Rdma>>, String)> {
         let alone = |why| (ServerActor::alone(segment.clone()), None, why);
         let named = match &self.rdma {
-            RdmaChoice::Off => return Ok(alone("the server was told not to offer it".to_owned())),
+            RdmaChoice::Off => return Ok(alone("it was told not to offer it".to_owned())),
             RdmaChoice::Auto => None,
             RdmaChoice::Device(name) => Some(name.as_str()),
         };
         let opened = Rdma::open(named, segment, self.cpu_domain).and_then(|rdma| {
             let rdma = Arc::new(rdma);
             let actor = ServerActor::new(&rdma, lanes, self.break_domain_rule)?;
+            // Behind the server's own registrations.
+            rdma.check_memlock()?;
             Ok((actor, rdma))
         });
         match opened {
@@ -337,7 +356,7 @@ impl ServerBuilder {
                 } else {
                     tracing::info!(why = %e, "no RDMA here");
                 }
-                Ok(alone(format!("the server has none: {e}")))
+                Ok(alone(e.to_string()))
             }
         }
     }
@@ -372,6 +391,10 @@ impl ServerBuilder {
         if self.lease < Duration::from_millis(50) || self.lease > Duration::from_secs(86_400) {
             return bad("a lease lasts from 0.05 to 86400 seconds".to_owned());
         }
+        if let RdmaChoice::Device(name) = &self.rdma {
+            device_name(name)
+                .map_err(|why| Error::BadSetting { what: format!("the RDMA device: {why}") })?;
+        }
         if self.max_clients == Some(0) {
             return bad("max-clients: at least 1 is needed".to_owned());
         }
@@ -391,6 +414,7 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     /// Once it serves, if it writes snapshots.
     keeper: Option<Keeper>,
+    generation: Generation,
 }
 
 impl Server {
@@ -431,7 +455,7 @@ impl Server {
     /// Opens an array or creates it, all cells 0. `true`: it is new.
     ///
     /// # Errors
-    /// As [`Client::events`](crate::Client::events).
+    /// As [`Client::events`](crate::Client::events); [`Error::Forked`].
     pub fn create(&self, name: &str, kind: Kind, rows: usize, cols: usize) -> Result<bool> {
         self.create_with(name, kind, rows, cols, 0)
     }
@@ -450,6 +474,9 @@ impl Server {
         cols: usize,
         param: u64,
     ) -> Result<bool> {
+        if fork::generation() != self.generation {
+            return Err(Error::Forked { what: "the server".to_owned() });
+        }
         let form = Form { kind, shape: shape(name, rows, cols)?, param };
         self.shared
             .engine
@@ -462,6 +489,12 @@ impl Server {
     #[must_use]
     pub fn rdma_device(&self) -> Option<String> {
         self.shared.rdma.as_ref().map(|rdma| rdma.place())
+    }
+
+    /// Why it offers no RDMA, where it offers none.
+    #[must_use]
+    pub fn no_rdma(&self) -> Option<&str> {
+        self.shared.rdma.is_none().then_some(&self.shared.no_rdma)
     }
 
     /// Who changes the cells.
@@ -499,6 +532,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if fork::generation() != self.generation {
+            // A forked child has the parent's server, and none of its threads:
+            // there is nothing to stop and nobody to wait for.
+            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::forget(self.keeper.take());
+            return;
+        }
         for mailbox in &self.shared.mailboxes {
             mailbox.post(Mail::Stop);
         }

@@ -3,12 +3,13 @@
 use super::loopback::LoopLane;
 use crate::auth::{Access as Rights, Domain};
 use crate::engine::lock;
+use crate::layout::HEADER_BYTES;
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::segment::{Payload, Segment};
 use crate::verbs::{
     Access, Atomicity, Completion, CompletionChannel, CompletionQueue, Error, Gid, Memory, Notify,
-    ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request, SharedReceiveQueue,
-    UnconnectedQueuePair, Work,
+    Place, ProtectionDomain, QueuePair, QueuePairConfig, Receive, Region, Request,
+    SharedReceiveQueue, UnconnectedQueuePair, Work, may_lock_freely, memlock_limit, pinned_bytes,
 };
 use crate::wire::{LaneRecord, Tag};
 use std::collections::{HashMap, HashSet};
@@ -20,10 +21,18 @@ use std::time::Duration;
 
 /// Doorbells of one session that may wait for the server's CPU.
 const DOORBELLS: u32 = 64;
+/// Events that are taken before others have their turn.
+const EVENTS_IN_TURN: usize = 64;
+/// Looks at one session's completions, 16 at a time, before others have their
+/// turn.
+const POLLS_IN_TURN: usize = 16;
 /// Notifications to one session that may be under way.
 const NOTES: u32 = 32;
 /// Largest frame that goes to a client as a notification.
 pub(crate) const NOTE_BYTES: usize = 256;
+/// With room for fewer clients than this, the limit of locked memory is worth a
+/// warning.
+const FEW_CLIENTS: u64 = 64;
 /// A client that does not answer for this long is reached over TCP.
 const DEAD_AFTER: Duration = Duration::from_secs(1);
 
@@ -33,7 +42,9 @@ struct Peer {
     lanes: Vec<QueuePair>,
     completions: Arc<CompletionQueue>,
     bells: Arc<SharedReceiveQueue>,
-    /// The segment, registered for this session alone.
+    /// The segment's header, registered for this session alone.
+    _header: Arc<Region>,
+    /// Its cells, likewise.
     region: Arc<Region>,
     /// What a registration lets the session do.
     writes: bool,
@@ -83,6 +94,8 @@ pub(super) struct Rdma {
     /// Sessions whose connection went with the adapter and who may be short of
     /// a notification.
     orphans: Mutex<Vec<u64>>,
+    /// Sessions with completions left over from the last turn.
+    unfinished: Mutex<Vec<u64>>,
 }
 
 impl Rdma {
@@ -108,12 +121,43 @@ impl Rdma {
             connecting: Mutex::default(),
             failed: AtomicBool::new(false),
             orphans: Mutex::default(),
+            unfinished: Mutex::default(),
         })
     }
 
     /// Who changes the cells.
     pub fn domain(&self) -> Domain {
         self.domain
+    }
+
+    /// Warns when the limit of locked memory leaves room for few clients, each of
+    /// which has the segment registered once more.
+    ///
+    /// # Errors
+    /// [`Error::Memlock`]: for none at all.
+    pub fn check_memlock(&self) -> Result<(), Error> {
+        let Some(limit) = memlock_limit().filter(|_| !may_lock_freely()) else {
+            return Ok(());
+        };
+        let pinned = pinned_bytes();
+        let needed = self.segment.len() as u64;
+        let fit = limit.saturating_sub(pinned.unwrap_or(0)) / needed;
+        if fit == 0 {
+            return Err(Error::Memlock {
+                place: Place { device: self.adapter.context.name().to_owned(), port: None },
+                limit,
+                needed,
+                pinned,
+                errno: farcell_sys::libc::ENOMEM,
+            });
+        }
+        if fit < FEW_CLIENTS {
+            tracing::warn!(
+                "the limit of locked memory leaves room for {fit} RDMA clients; others go on \
+                 over TCP: ulimit -l unlimited (or LimitMEMLOCK=infinity, or --ulimit memlock=-1)"
+            );
+        }
+        Ok(())
     }
 
     /// For messages: device and port.
@@ -136,14 +180,15 @@ impl Rdma {
         local: Option<IpAddr>,
     ) -> Result<Vec<u8>, String> {
         let (offer, offered) =
-            read_offer(Tag::RdmaOpen, offer).ok_or("the offer makes no sense")?;
+            read_offer(Tag::RdmaOpen, offer).ok_or("the server: the offer makes no sense")?;
         if !lock(&self.connecting).insert(session) {
-            return Err("another attempt of this session is under way".to_owned());
+            return Err("the server: another attempt of this session is under way".to_owned());
         }
         self.close(session);
         let made = self.try_connect(session, rights, &offer, &offered, local);
         lock(&self.connecting).remove(&session);
-        let (peer, answer) = made.map_err(|e| e.to_string())?;
+        // So that the client does not look for it on its own side.
+        let (peer, answer) = made.map_err(|e| format!("the server: {e}"))?;
         lock(&self.peers).insert(session, Arc::new(peer));
         // Acquire: see `fail`. Looked at behind the insertion, so either this
         // or `fail` takes the new peer away.
@@ -201,7 +246,11 @@ impl Rdma {
         let memory: Arc<dyn Memory> = self.segment.clone();
         let mine =
             if access.contains(Access::REMOTE_ATOMIC) { access | Access::LOCAL } else { access };
-        let region = Region::register(&pd, memory, mine)?;
+        // The header can be read and nothing else, by whomever: every client
+        // looks at it before it trusts RDMA.
+        let (first, behind) = (0..HEADER_BYTES, HEADER_BYTES..memory.len());
+        let header = Region::register_part(&pd, memory.clone(), first, Access::REMOTE_READ)?;
+        let region = Region::register_part(&pd, memory, behind, mine)?;
         let entries = DOORBELLS + NOTES * offered.len() as u32;
         let completions = CompletionQueue::new(context, entries, Some((&self.channel, session)))?;
         let bells = SharedReceiveQueue::new(&pd, &completions, DOORBELLS, 0)?;
@@ -212,7 +261,8 @@ impl Rdma {
         };
         let (index, gid) = gid.map_or((0, Gid::default()), |entry| (entry.index, entry.gid));
         let mut record = self.adapter.describe(gid);
-        record.address = region.remote_address();
+        record.address = header.remote_address();
+        record.header_key = header.remote_key();
         record.key = region.remote_key();
         record.atomics = u8::from(access.contains(Access::REMOTE_ATOMIC));
         let mut answer = bytemuck::bytes_of(&record).to_vec();
@@ -237,7 +287,8 @@ impl Rdma {
         completions.arm(Notify::Any)?;
         let writes = rights == Rights::ReadWrite;
         let slots = Mutex::default();
-        Ok((Peer { lanes, completions, bells, region, writes, slots }, answer))
+        let peer = Peer { lanes, completions, bells, _header: header, region, writes, slots };
+        Ok((peer, answer))
     }
 
     /// Registers messages for a session: address and key. Pins them all, which
@@ -298,19 +349,25 @@ impl Rdma {
         lane.post(Request::new(work).solicited()).is_ok()
     }
 
-    /// Takes what the channel has: the cells that were rung, and the sessions
-    /// whose connection is broken.
-    pub fn take_events(&self, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
-        loop {
+    /// Takes what the channel has, but no more than a turn's share of it: the
+    /// cells that were rung, and the sessions whose connection is broken. `true`:
+    /// there may be more, which raises no event.
+    pub fn take_events(&self, rung: &mut Vec<u32>, broken: &mut Vec<u64>) -> bool {
+        // Those that had more than their share in the turn before.
+        for session in std::mem::take(&mut *lock(&self.unfinished)) {
+            self.take_completions(session, rung, broken);
+        }
+        for _ in 0..EVENTS_IN_TURN {
             match self.channel.next() {
                 Ok(Some(session)) => self.take_completions(session, rung, broken),
-                Ok(None) => return,
+                Ok(None) => return !lock(&self.unfinished).is_empty(),
                 Err(error) => {
                     tracing::warn!(%error, "the adapter's events cannot be read");
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     fn take_completions(&self, session: u64, rung: &mut Vec<u32>, broken: &mut Vec<u64>) {
@@ -324,7 +381,7 @@ impl Rdma {
             return;
         }
         let mut batch = [Completion::default(); 16];
-        loop {
+        for _ in 0..POLLS_IN_TURN {
             let n = match peer.completions.poll(&mut batch) {
                 Ok(0) => return,
                 Ok(n) => n,
@@ -356,5 +413,7 @@ impl Rdma {
                 }
             }
         }
+        // A client that rings without end must not keep the others waiting.
+        lock(&self.unfinished).push(session);
     }
 }

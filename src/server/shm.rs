@@ -11,6 +11,7 @@
 
 use crate::auth::{Access, Domain};
 use crate::engine::lock;
+use crate::layout::CELLS_AT;
 use crate::segment::Segment;
 use crate::wire::ShmRecord;
 use rustix::io::Errno;
@@ -162,7 +163,7 @@ impl Shm {
             segment: length(self.segment.file())?,
             watched: length(self.watched.file())?,
             desk: if writable {
-                (4096 + u64::from(DESK_PLACES) * 8).next_multiple_of(4096)
+                (CELLS_AT as u64 + u64::from(DESK_PLACES) * 8).next_multiple_of(4096)
             } else {
                 0
             },

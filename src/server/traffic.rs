@@ -19,7 +19,10 @@ impl Worker {
             return;
         };
         let (mut rung, mut broken) = (Vec::new(), Vec::new());
-        rdma.take_events(&mut rung, &mut broken);
+        self.bells_again = rdma.take_events(&mut rung, &mut broken);
+        // Once for each cell, however often it was rung.
+        rung.sort_unstable();
+        rung.dedup();
         for place in rung.into_iter().filter(|&place| place < self.shared.capacity) {
             self.shared.engine.ring(place, &mut self.out);
         }
@@ -50,7 +53,8 @@ impl Worker {
         let mut answer = Vec::new();
         match (&self.shared.rdma, tag) {
             (None, _) => {
-                wire::push(&mut answer, Tag::RdmaRefused, id, &[self.shared.no_rdma.as_bytes()]);
+                let why = format!("the server has none: {}", self.shared.no_rdma);
+                wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
             }
             (Some(rdma), Tag::RdmaClose) => {
                 rdma.close(number);
@@ -115,7 +119,7 @@ impl Worker {
                 };
                 let thread = std::thread::Builder::new().name("farcell-connect".to_owned());
                 if let Err(error) = thread.spawn(connect) {
-                    let why = format!("the server cannot start a thread: {error}");
+                    let why = format!("the server: cannot start a thread: {error}");
                     wire::push(&mut answer, Tag::RdmaRefused, id, &[why.as_bytes()]);
                 }
             }
@@ -171,18 +175,19 @@ impl Worker {
     /// Carries frames for other clients to them. Those of this worker first go
     /// out together, so that many wake-ups for one client are one write.
     pub(super) fn post_out(&mut self) {
-        for session in std::mem::take(&mut self.out.ended) {
-            // First of all: what it holds must not be freed while its client can
-            // still change cells.
+        for over in std::mem::take(&mut self.out.ended) {
+            // First of all: what it holds must not be freed, nor its cells given
+            // to others, while its client can still change cells.
             if let Some(rdma) = &self.shared.rdma {
-                rdma.close(session);
+                rdma.close(over.id);
             }
             // Nothing of it can reach a row any more.
-            self.shared.engine.end_writes(session, &mut self.out);
-            self.shared.engine.settle(session, self.shared.now(), &mut self.out);
+            self.shared.engine.end_writes(over.id, &mut self.out);
+            self.shared.engine.settle(over.id, self.shared.now(), &mut self.out);
             if let Ok(shm) = &self.shared.shm {
-                shm.close(session);
+                shm.close(over.id);
             }
+            drop(over.session);
         }
         for route in std::mem::take(&mut self.out.close) {
             let worker = (route >> 56) as usize;
@@ -356,7 +361,7 @@ impl Worker {
         };
         let (id, serial) = (*id, client.serial);
         self.out.reply.clear();
-        let now = self.now.saturating_duration_since(self.shared.started);
+        let now = self.shared.time(self.now);
         let (used, result) = {
             let mut session = lock(session);
             if session.route != Some(self.route(key, serial)) {

@@ -91,6 +91,8 @@ pub struct Worker {
     pub(super) strangers: VecDeque<(Instant, usize, u32)>,
     /// Clients with more to read, when the others have had their turn.
     pub(super) again: Vec<(usize, u32)>,
+    /// There may be more doorbells, and no event will say so.
+    pub(super) bells_again: bool,
     pub(super) scratch: Vec<u8>,
     pub(super) out: Out,
     pub(super) stopping: Option<Instant>,
@@ -153,6 +155,7 @@ impl Worker {
             serial: 0,
             strangers: VecDeque::new(),
             again: Vec::new(),
+            bells_again: false,
             scratch: vec![0; SCRATCH],
             out: Out::default(),
             complaints: (Instant::now(), 0),
@@ -171,7 +174,8 @@ impl Worker {
         let mut next_sweep = last_active;
         loop {
             let spinning = now.duration_since(last_active) < self.shared.spin;
-            let timeout = if spinning || !self.again.is_empty() {
+            let more = self.bells_again || self.shared.engine.is_untidy();
+            let timeout = if spinning || more || !self.again.is_empty() {
                 Some(Duration::ZERO)
             } else {
                 let sweeping = self.index == 0 && self.shared.engine.parked() > 0;
@@ -188,8 +192,12 @@ impl Worker {
             }
             now = Instant::now();
             self.now = now;
+            self.shared.pace.begin(self.index, now.duration_since(self.shared.started));
             if events.iter().any(|event| event.token() != ALARM) {
                 last_active = now;
+            }
+            if std::mem::take(&mut self.bells_again) {
+                self.answer_bells();
             }
             for event in &events {
                 match event.token() {
@@ -217,6 +225,10 @@ impl Worker {
                     self.receive(key);
                 }
             }
+            if self.shared.engine.is_untidy() {
+                self.shared.engine.mend(&mut self.out);
+                self.post_out();
+            }
             if self.index == 0 && now >= next_sweep && self.shared.engine.parked() > 0 {
                 self.shared.engine.sweep(&mut self.out);
                 self.post_out();
@@ -234,6 +246,7 @@ impl Worker {
                 self.tick(now);
                 next_tick = now + TICK_EVERY;
             }
+            self.shared.pace.end(self.index, self.shared.started.elapsed());
             if let Some(end) = self.stopping
                 && (self.clients.is_empty() || now >= end)
             {

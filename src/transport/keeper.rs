@@ -2,9 +2,11 @@
 
 use super::tcp::Link;
 use crate::engine::lock;
+use crossbeam::atomic::AtomicCell;
+use farcell_sys::fork::{self, Generation};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 struct Due {
@@ -29,36 +31,70 @@ impl Ord for Due {
     }
 }
 
-#[derive(Default)]
+/// What the thread of one process works on.
 struct Keeper {
+    generation: Generation,
     due: Mutex<BinaryHeap<Reverse<Due>>>,
     earlier: Condvar,
+    /// Whether the thread runs.
+    runs: Mutex<bool>,
+}
+
+impl PartialEq for Keeper {
+    fn eq(&self, other: &Keeper) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+impl Eq for Keeper {}
+
+/// The keeper of this process. A forked child has its parent's, whose thread it
+/// has not, and whose locks may be held for ever: it gets one of its own, and
+/// no lock is on the way to it.
+fn keeper() -> &'static Keeper {
+    static CURRENT: AtomicCell<Option<&'static Keeper>> = AtomicCell::new(None);
+    const { assert!(AtomicCell::<Option<&'static Keeper>>::is_lock_free()) };
+    let generation = fork::generation();
+    let known = CURRENT.load();
+    if let Some(known) = known.filter(|known| known.generation == generation) {
+        return known;
+    }
+    let made: &'static Keeper = Box::leak(Box::new(Keeper {
+        generation,
+        due: Mutex::default(),
+        earlier: Condvar::new(),
+        runs: Mutex::new(false),
+    }));
+    match CURRENT.compare_exchange(known, Some(made)) {
+        Ok(_) => made,
+        // Another thread of this process was first.
+        Err(first) => first.unwrap_or(made),
+    }
 }
 
 /// Looks after a link until it is dropped: calls [`Link::tend`] each time that
 /// it asks for.
+///
+/// # Errors
+/// The system refuses the thread; the next call tries again.
 pub(crate) fn keep(link: Weak<Link>, first: Instant) -> std::io::Result<()> {
-    static KEEPER: OnceLock<std::io::Result<&'static Keeper>> = OnceLock::new();
-    let keeper = KEEPER.get_or_init(|| {
-        let keeper: &'static Keeper = Box::leak(Box::default());
-        std::thread::Builder::new().name("farcell-keeper".to_owned()).spawn(|| keeper.run())?;
-        Ok(keeper)
-    });
-    match keeper {
-        Ok(keeper) => {
-            let mut due = lock(&keeper.due);
-            // It sleeps until the first one that it knows; a later one need
-            // not wake it.
-            let earlier = due.peek().is_none_or(|Reverse(known)| first < known.at);
-            due.push(Reverse(Due { at: first, link }));
-            drop(due);
-            if earlier {
-                keeper.earlier.notify_one();
-            }
-            Ok(())
+    let keeper = keeper();
+    {
+        let mut runs = lock(&keeper.runs);
+        if !*runs {
+            std::thread::Builder::new().name("farcell-keeper".to_owned()).spawn(|| keeper.run())?;
+            *runs = true;
         }
-        Err(e) => Err(e.kind().into()),
     }
+    let mut due = lock(&keeper.due);
+    // It sleeps until the first one that it knows; a later one need not wake
+    // it.
+    let earlier = due.peek().is_none_or(|Reverse(known)| first < known.at);
+    due.push(Reverse(Due { at: first, link }));
+    drop(due);
+    if earlier {
+        keeper.earlier.notify_one();
+    }
+    Ok(())
 }
 
 impl Keeper {

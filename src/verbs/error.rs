@@ -32,6 +32,31 @@ pub enum Error {
         present: Vec<String>,
     },
 
+    /// What was given names no device.
+    #[error("{what}")]
+    BadName {
+        /// What is wrong with it.
+        what: String,
+    },
+
+    /// The port has no address that can be used.
+    #[error("{what}")]
+    NoAddress {
+        /// Which it lacks, and what there is.
+        what: String,
+    },
+
+    /// The device has no port of this number.
+    #[error("device {device} has no port {wanted}: it has {}", Ports(*ports))]
+    NoSuchPort {
+        /// The device's name.
+        device: String,
+        /// The port asked for.
+        wanted: u8,
+        /// How many it has, counted from 1.
+        ports: u8,
+    },
+
     /// The handle was inherited through a fork.
     #[error("device {device} was opened before this process was forked: reopen before use")]
     Forked {
@@ -221,6 +246,17 @@ impl fmt::Display for Hint<'_> {
         match self.0 {
             Some(hint) => write!(f, ": {hint}"),
             None => Ok(()),
+        }
+    }
+}
+
+struct Ports(u8);
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 | 1 => f.write_str("port 1"),
+            most => write!(f, "ports 1 to {most}"),
         }
     }
 }

@@ -17,6 +17,19 @@ pub fn memlock_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
+/// Whether this process is not held to the limit of locked memory, as far as
+/// `/proc/self/status` tells it: it has CAP_IPC_LOCK, see `capabilities(7)`. In a
+/// user namespace of its own it has that and is held to the limit all the same.
+#[must_use]
+pub fn may_lock_freely() -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+}
+
 /// What this process has pinned for devices so far, in bytes, as
 /// `/proc/self/status` tells it (`VmPin`). `None` where the kernel does not.
 #[must_use]
@@ -50,6 +63,13 @@ pub(super) fn no_device(root: &Path) -> String {
             })
             .unwrap_or_default()
     };
+    // libibverbs has a few open together while it looks, and says nothing if it
+    // cannot.
+    let few: io::Result<Vec<fs::File>> = (0..4).map(|_| fs::File::open(root)).collect();
+    if few.is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE)) {
+        return "this process has all the files open that it may: raise its limit (ulimit -n)"
+            .to_owned();
+    }
     let kernel = names("sys/class/infiniband");
     let verbs = names("sys/class/infiniband_verbs");
     let files = names("dev/infiniband");
@@ -160,6 +180,10 @@ fn hint(call: &str, errno: i32) -> Option<&'static str> {
             "one of GID index, MTU, depths or peer address does not fit this port; a GID whose \
              network device is in another network namespace fails like this too"
         }
+        (_, libc::EMFILE) => {
+            "this process has all the files open that it may: raise its limit (ulimit -n)"
+        }
+        (_, libc::ENFILE) => "this machine has all the files open that it can",
         (_, libc::ENODEV | libc::EIO) => "the device may have been removed or reset",
         _ => return None,
     })

@@ -10,7 +10,7 @@ use sys::fork::Generation;
 /// The size of a page, in bytes.
 #[must_use]
 pub fn page_size() -> usize {
-    rustix::param::page_size()
+    sys::page_size()
 }
 
 /// Memory that a device may be given.

@@ -127,7 +127,7 @@ pub use domain::ProtectionDomain;
 pub use error::{Error, Place};
 pub use event::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
-pub use hint::{memlock_limit, pinned_bytes};
+pub use hint::{may_lock_freely, memlock_limit, pinned_bytes};
 pub use memory::{Memory, Pages, page_size};
 pub use port::{LinkLayer, Port, PortState};
 pub use queue_pair::{QueuePair, QueuePairConfig, QueuePairState, Receive, UnconnectedQueuePair};

@@ -86,7 +86,8 @@ impl Region {
     /// `ibv_reg_mr(3)`.
     ///
     /// # Errors
-    /// [`Error::Memlock`] for ENOMEM under a memlock limit. [`Error::Call`]:
+    /// [`Error::Memlock`] for ENOMEM under a memlock limit, or EPERM under one of
+    /// 0. [`Error::Call`]:
     /// ENOMEM, EFAULT (not mapped so, or an ordinary file's shared map), EINVAL
     /// (access or size), EOPNOTSUPP. [`Error::Unaligned`], [`Error::Limit`]
     /// (past the device's largest region), [`Error::Forked`].
@@ -95,9 +96,31 @@ impl Region {
         memory: Arc<dyn Memory>,
         access: Access,
     ) -> Result<Arc<Self>, Error> {
+        let all = 0..memory.len();
+        Self::register_part(domain, memory, all, access)
+    }
+
+    /// Registers these bytes of a memory, which must begin at a page.
+    ///
+    /// # Errors
+    /// Those of [`Region::register`]; [`Error::Range`] for bytes that the memory
+    /// has not.
+    pub fn register_part(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Arc<Self>, Error> {
         let context = domain.context();
         context.check()?;
-        let (address, len) = (memory.address(), memory.len());
+        if part.is_empty() || part.end > memory.len() {
+            let reason = if part.is_empty() { "empty" } else { "not inside it" };
+            let (start, end) = (part.start, part.end);
+            return Err(Error::Range { start, end, len: memory.len(), reason });
+        }
+        // SAFETY: inside of the memory, which is one mapping: `Memory`'s promise.
+        let address = unsafe { memory.address().add(part.start) };
+        let len = part.len();
         if !address.as_ptr().addr().is_multiple_of(page_size()) {
             return Err(Error::Unaligned { address: address.as_ptr().addr() });
         }
@@ -116,13 +139,19 @@ impl Region {
             context.library().reg_mr(domain.raw(), address.as_ptr().cast(), len, access.raw())
         }
         .map_err(|error| match hint::memlock_limit() {
-            Some(limit) if error.errno() == sys::libc::ENOMEM => Error::Memlock {
-                place: context.place(None),
-                limit,
-                needed: len.next_multiple_of(page_size()) as u64,
-                pinned: hint::pinned_bytes(),
-                errno: error.errno(),
-            },
+            // EPERM is the kernel's word for a limit of nothing at all.
+            Some(limit)
+                if error.errno() == sys::libc::ENOMEM
+                    || limit == 0 && error.errno() == sys::libc::EPERM =>
+            {
+                Error::Memlock {
+                    place: context.place(None),
+                    limit,
+                    needed: len.next_multiple_of(page_size()) as u64,
+                    pinned: hint::pinned_bytes(),
+                    errno: error.errno(),
+                }
+            }
             _ => hint::explain(error, context, None),
         })?;
         // SAFETY: registered above.

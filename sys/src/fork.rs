@@ -32,8 +32,7 @@ enum Marker {
 fn marker() -> &'static Marker {
     static MARKER: OnceLock<Marker> = OnceLock::new();
     MARKER.get_or_init(|| {
-        // SAFETY: sysconf has no preconditions.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        let page = crate::page_size();
         // SAFETY: a new private anonymous mapping touches nothing that exists.
         let address = unsafe {
             libc::mmap(

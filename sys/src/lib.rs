@@ -28,6 +28,14 @@
 #[cfg(not(all(target_os = "linux", target_endian = "little", target_pointer_width = "64")))]
 compile_error!("farcell-sys describes the verbs ABI of 64-bit little-endian Linux only");
 
+/// The size of a page, in bytes. See `sysconf(3)`; reads no file, so it answers
+/// where no descriptor is left.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
 mod call;
 pub mod constants;
 pub mod fork;

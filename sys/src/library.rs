@@ -16,8 +16,16 @@ pub const LIBRARY_NAME: &str = "libibverbs.so.1";
 /// Why there is no usable libibverbs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The dynamic loader did not find or accept the file.
+    /// There is no such file where the dynamic loader looks.
     NoLibrary {
+        /// The file asked for.
+        file: String,
+        /// What the dynamic loader said.
+        reason: String,
+    },
+    /// The dynamic loader could not open the file, did not accept it, or lacks
+    /// another one that it needs.
+    Unusable {
         /// The file asked for.
         file: String,
         /// What the dynamic loader said.
@@ -38,6 +46,11 @@ impl fmt::Display for LoadError {
         match self {
             LoadError::NoLibrary { file, reason } => {
                 write!(f, "no {file} on this machine ({reason})")
+            }
+            LoadError::Unusable { file, reason } => {
+                let files = reason.contains("Too many open files") || reason.contains("Error 24");
+                let more = if files { ": raise the limit of open files (ulimit -n)" } else { "" };
+                write!(f, "cannot load {file} ({reason}){more}")
             }
             LoadError::NoSymbol { file, symbol } => {
                 write!(f, "{file} has no {symbol}: it is too old, or another library")
@@ -164,13 +177,22 @@ impl Library {
     /// keep the library in an unusual place.
     ///
     /// # Errors
-    /// [`LoadError::NoLibrary`] or [`LoadError::NoSymbol`].
+    /// [`LoadError`].
     pub fn open(file: &str) -> Result<Library, LoadError> {
         // SAFETY: loading runs the initialisers of the file. Whoever can place
         // a file under this name into the loader's path can do as much to any
         // program; libibverbs' own initialisers are harmless.
         let loaded = unsafe { libloading::Library::new(file) }.map_err(|error| {
-            LoadError::NoLibrary { file: file.to_owned(), reason: error.to_string() }
+            // What the loader itself said stands behind the error.
+            let said = std::error::Error::source(&error).map(ToString::to_string);
+            let reason = said.unwrap_or_else(|| error.to_string());
+            let file = file.to_owned();
+            // glibc and musl say it with the system's own words.
+            let absent = reason.contains("No such file") && reason.contains(&file);
+            match absent {
+                true => LoadError::NoLibrary { file, reason },
+                false => LoadError::Unusable { file, reason },
+            }
         })?;
         // SAFETY: the signatures are those of the C header; a library that has
         // all of these symbols is libibverbs.
@@ -201,6 +223,16 @@ mod tests {
             "{error:?}"
         );
         assert!(error.to_string().starts_with("no libibverbs-that-is-not-there.so.1"));
+    }
+
+    #[test]
+    fn a_library_that_is_there_and_does_not_load_is_not_called_absent() {
+        let me = std::env::current_exe().unwrap().with_extension("d");
+        std::fs::write(&me, "no library").unwrap();
+        let error = Library::open(me.to_str().unwrap()).unwrap_err();
+        assert!(matches!(&error, LoadError::Unusable { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot load /") && text.contains("too short"), "{text}");
     }
 
     #[test]

@@ -37,6 +37,13 @@ def megabytes(text):
     return value
 
 
+def processors(text):
+    value = int(text)
+    if not 1 <= value <= 255:  # as many as the emulated machine can have
+        raise argparse.ArgumentTypeError("must be from 1 to 255")
+    return value
+
+
 def assignment(text):
     if "=" not in text or text.startswith("="):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
@@ -51,7 +58,7 @@ def parser():
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--mem", type=megabytes, default=None, metavar="MB", help="memory of a machine (2048; pair: 1536 each)")
-    common.add_argument("--smp", type=int, default=None, metavar="N", help="processors of a machine (2; pair: 1 each)")
+    common.add_argument("--smp", type=processors, default=None, metavar="N", help="processors of a machine (2; pair: 1 each)")
     common.add_argument("--accel", choices=["auto", "kvm", "tcg"], default=os.environ.get("SOFT_ROCE_ACCEL", "auto"),
                         help="how to run the machine (auto: KVM where a trial boot answers)")
     common.add_argument("--kernel", metavar="DIR", default=os.environ.get("SOFT_ROCE_KERNEL") or None,
@@ -98,7 +105,10 @@ def parser():
 
 def make_out(path):
     if path:
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise Failure(f"--out {path}: {error.strerror}") from error
         if os.path.realpath(path) == "/":
             raise Failure("--out /: choose another directory")
     return path

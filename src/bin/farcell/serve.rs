@@ -32,11 +32,11 @@ Without --authkey-file and FARCELL_AUTHKEY_FILE the key is the user's own,
 same user find it there. A key never goes on a command line.
 
 JSON, one line when it is ready: {\"address\", \"listening\": [...], \"authkey_file\",
-\"authkey_is_new\", \"pid\", \"rdma\", \"domain\", \"origin\", \"life\", \"restored_from\"};
-address is the one to give to clients, rdma the device and port or null, domain
-who changes the cells: cpu or hca, origin what it began with: nothing, state or
-snapshot, life which one of that state it is or null, restored_from the snapshot
-or null.
+\"authkey_is_new\", \"pid\", \"rdma\", \"no_rdma\", \"domain\", \"origin\", \"life\",
+\"restored_from\"}; address is the one to give to clients, rdma the device and port or
+null, no_rdma then why, domain who changes the cells: cpu or hca, origin what it
+began with: nothing, state or snapshot, life which one of that state it is or null,
+restored_from the snapshot or null.
 
 Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array, state,
 snapshot), 5 any other failure, such as an address in use")]
@@ -119,6 +119,7 @@ struct Ready {
     authkey_is_new: bool,
     pid: u32,
     rdma: Option<String>,
+    no_rdma: Option<String>,
     domain: String,
     origin: &'static str,
     life: Option<u32>,
@@ -144,6 +145,7 @@ impl Serve {
             let _ = ended.send(signal);
         })?;
 
+        let asked = self.asks_for_rdma();
         let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
         let server = self.start(key)?;
         let (origin, life, restored_from) = match server.origin() {
@@ -160,6 +162,7 @@ impl Serve {
             authkey_is_new,
             pid: std::process::id(),
             rdma: server.rdma_device(),
+            no_rdma: server.no_rdma().map(str::to_owned),
             domain: server.domain().to_string(),
             origin,
             life,
@@ -168,7 +171,7 @@ impl Serve {
         let ready_file =
             self.ready_file.map(|path| ReadyFile::write(&path, &ready.address)).transpose()?;
         ready_fd.map_or(Ok(()), |fd| fd.write(&ready.address))?;
-        out.print(describe(&ready), &ready)?;
+        out.print(describe(&ready, asked), &ready)?;
 
         // Fails only if the thread that sends is gone, and then we stop too.
         let signal = end.recv().unwrap_or_default();
@@ -176,6 +179,17 @@ impl Serve {
         drop(ready_file);
         server.stop();
         Ok(Answer::Yes)
+    }
+
+    /// Whether someone will want to know why there is no RDMA: it was asked for,
+    /// or there is an adapter.
+    fn asks_for_rdma(&self) -> bool {
+        match self.rdma {
+            Some(RdmaChoice::Off) => false,
+            Some(_) => true,
+            None => std::fs::read_dir("/sys/class/infiniband")
+                .is_ok_and(|mut devices| devices.next().is_some()),
+        }
     }
 
     fn start(&self, key: Key) -> Result<Server, Failure> {
@@ -261,13 +275,16 @@ fn find_key(given: Option<PathBuf>) -> Result<(Key, PathBuf, bool), Failure> {
     }
 }
 
-fn describe(ready: &Ready) -> String {
+fn describe(ready: &Ready, asked: bool) -> String {
     let mut text = String::new();
     for addr in &ready.listening {
         text.push_str(&format!("listening on {addr}\n"));
     }
     if let Some(place) = &ready.rdma {
         text.push_str(&format!("offering RDMA on {place}, domain {}\n", ready.domain));
+    }
+    if let Some(why) = ready.no_rdma.as_ref().filter(|_| asked) {
+        text.push_str(&format!("no RDMA: {why}\n"));
     }
     match (ready.origin, ready.life, &ready.restored_from) {
         ("state", Some(life), _) => {

@@ -45,11 +45,19 @@ pub fn warn_of_unknown_variables() {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("FARCELL_") && !KNOWN.contains(&&*name) {
-            let likely = KNOWN.iter().min_by_key(|known| distance(known, &name)).unwrap_or(&LOG);
+            let likely = likely(&name);
             complain(&format!(
                 "warning: the environment variable {name} means nothing here; is {likely} meant?"
             ));
         }
+    }
+}
+
+/// What was probably meant by this variable.
+fn likely(name: &str) -> &'static str {
+    match name {
+        "FARCELL_RDMA" => "FARCELL_TRANSPORT, or serve --rdma,",
+        _ => KNOWN.iter().min_by_key(|known| distance(known, name)).unwrap_or(&LOG),
     }
 }
 
@@ -71,7 +79,14 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::distance;
+    use super::{distance, likely};
+
+    #[test]
+    fn what_was_meant() {
+        assert_eq!(likely("FARCELL_DEVICES"), "FARCELL_DEVICE");
+        assert_eq!(likely("FARCELL_GIDINDEX"), "FARCELL_GID_INDEX");
+        assert!(likely("FARCELL_RDMA").contains("FARCELL_TRANSPORT"));
+    }
 
     #[test]
     fn distances() {

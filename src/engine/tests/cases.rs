@@ -3,9 +3,11 @@
 use super::model::{Ask, Cells, TOO_MANY_WAITS};
 use super::{Frame, encode, frames};
 use crate::auth::Access;
-use crate::cell::TOMBSTONE;
+use crate::catalog::{CatalogError, Form, Kind};
+use crate::cell::{TOMBSTONE, is_waiting};
 use crate::engine::parking::MAX_PARKED_CELLS;
 use crate::engine::{Actor, Engine, Newcomer, Next, Out, SharedSession, lock};
+use crate::layout::Shape;
 use crate::segment::Segment;
 use crate::wire::{ErrorRecord, MAX_ARRAYS_OPEN, MAX_WAIT_CELLS, Tag, Violation, take};
 use std::time::{Duration, Instant};
@@ -108,6 +110,25 @@ fn who_reaches_the_cells_without_asking_finds_tombstones() {
     assert_eq!(words(0..64), [0; 64]);
 }
 
+/// When a session ends, its queue pairs still reach the cells of arrays that it
+/// had open, until the driver has closed them.
+#[test]
+fn cells_are_held_until_the_end_of_a_session_is_dealt_with() {
+    let engine = Engine::new(Segment::anonymous(64).unwrap(), 64, LEASE).one_sided(true);
+    let one = One::of(engine);
+    lock(&one.session).set_one_sided();
+    one.ask(&[(2, Ask::Remove("a".into()))]);
+    let One { engine, session } = one;
+    drop(session);
+    let mut out = Out::default();
+    engine.expire(NOW + LEASE + LEASE, &mut out);
+    assert_eq!(engine.sessions(), 0);
+    let all = Form { kind: Kind::Counter, shape: Shape { rows: 1, cols: 64 }, param: 0 };
+    assert!(matches!(engine.open("b", all), Err(CatalogError::Full { .. })));
+    drop(out);
+    assert!(engine.open("b", all).is_ok());
+}
+
 #[test]
 fn an_array_under_an_impossible_number_is_not_made() {
     let one = One::new();
@@ -169,4 +190,50 @@ fn many_adds_to_a_cell_with_many_waiters_do_not_stall_the_others() {
     assert_eq!(tags(&one.ask(&[(3, adds)])), [Tag::Words as u8]);
     // As above: one look at the waiters, not one for each add.
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+/// What a large wait does to its cells is done in parts, with others in between.
+/// Until then its cells are only looked at, and it may be over by then.
+#[test]
+fn a_large_wait_is_armed_and_undone_in_parts() {
+    const CELLS: u32 = 2000;
+    let one = One::of(Engine::new(Segment::anonymous(4096).unwrap(), 4096, LEASE));
+    let open = Ask::Open { number: 1, name: "large".into(), kind: 1, rows: 1, cols: CELLS };
+    one.ask(&[(2, open)]);
+    let base = one.engine.catalogued().get("large").unwrap().base;
+    let bits = || {
+        let words = (base..base + CELLS).map(|place| one.engine.actor.load(place));
+        words.filter(|word| is_waiting(*word)).count()
+    };
+    let mend = || {
+        let mut out = Out::default();
+        while one.engine.is_untidy() {
+            one.engine.mend(&mut out);
+        }
+        out.mail.iter().flat_map(|(_, bytes)| frames(bytes)).collect::<Vec<Frame>>()
+    };
+    let any = |need| Ask::Wait { need, records: vec![(1, 0, (0, CELLS, 1), 0)] };
+    let last = Ask::Ops(vec![(2, 1, CELLS - 1, 0, 0)]);
+    for late in [true, false] {
+        assert!(one.ask(&[(1, any(1)), (2, any(2))]).is_empty());
+        let begun = bits();
+        assert!(begun > 0 && begun < CELLS as usize, "{begun}");
+        if late {
+            assert!(mend().is_empty());
+            assert_eq!(bits(), CELLS as usize);
+        }
+        let answers = one.ask(&[(if late { 3 } else { 5 }, last.clone())]);
+        // Without its bit nobody rings: who mends or sweeps finds it.
+        let answers = if late { answers[1..].to_vec() } else { mend() };
+        assert_eq!(tags(&answers), [Tag::Woken as u8]);
+        assert_eq!(answers[0].0.id, 1);
+        mend();
+        assert_eq!(bits(), CELLS as usize - 1, "the other wait, but for what it has");
+        let clear = Ask::Ops(vec![(3, 1, CELLS - 1, 0, 0)]);
+        one.ask(&[(2, Ask::Cancel), (if late { 4 } else { 6 }, clear)]);
+        one.ask(&[(1, Ask::WaitDone), (2, Ask::WaitDone)]);
+        assert_eq!(one.engine.parked(), 0);
+        mend();
+        assert_eq!(bits(), 0);
+    }
 }

@@ -93,8 +93,8 @@ impl Place {
         let now = Duration::from_millis(now);
         let mut out = Out::default();
         self.engine.expire(now, &mut out);
-        for session in std::mem::take(&mut out.ended) {
-            self.engine.settle(session, now, &mut out);
+        for over in std::mem::take(&mut out.ended) {
+            self.engine.settle(over.id, now, &mut out);
         }
         mail(out)
     }
@@ -116,8 +116,8 @@ impl Client<'_> {
         let mut out = Out::default();
         let now = lock(&self.session).last_heard;
         let (_, next) = self.place.engine.handle(now, &mut lock(&self.session), &bytes, &mut out);
-        for session in std::mem::take(&mut out.ended) {
-            self.place.engine.settle(session, now, &mut out);
+        for over in std::mem::take(&mut out.ended) {
+            self.place.engine.settle(over.id, now, &mut out);
         }
         let replies = frames(&out.reply).into_iter().map(|frame| (self.id, frame));
         (replies.collect::<Vec<_>>().into_iter().chain(mail(out)).collect(), next)

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 const LIST: usize = 16;
 /// Lists that are under way together.
 const LISTS: usize = 7;
-/// Requests that are under way together, a few less than fit: there is room
-/// for doorbells.
+/// Requests that are under way together, a few less than fit.
 pub(super) const PIPELINE: usize = LIST * LISTS;
 /// A sleeper looks at its patience this often.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -58,8 +57,6 @@ pub(super) struct Lane {
     pub(super) staging: OnceLock<Arc<Region>>,
     /// One of the lanes is of no use any more, and so none is used.
     pub(super) broken: Arc<AtomicBool>,
-    /// A doorbell is under way that nobody waits for.
-    pub(super) rung: AtomicBool,
     /// After this long the adapter has missed its own time to give up.
     pub(super) patience: Duration,
 }
@@ -134,29 +131,13 @@ impl Lane {
         result
     }
 
-    /// Whether a request that is posted now has a chance. A doorbell that
-    /// failed has left the queue pair broken.
+    /// Whether a request that is posted now has a chance.
     #[inline]
     pub(super) fn check(&self) -> Result<(), Trouble> {
-        // Relaxed, both: for `broken` see `attempt`; `rung` is changed under the
-        // lane's lock only.
-        if self.broken.load(Ordering::Relaxed) || self.rung.load(Ordering::Relaxed) {
-            return self.look_closer();
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn look_closer(&self) -> Result<(), Trouble> {
+        // Relaxed: see `attempt`.
         if self.broken.load(Ordering::Relaxed) {
             let why = "it broke under another operation".to_owned();
             return Err(Trouble { why, undone: true });
-        }
-        self.rung.store(false, Ordering::Relaxed);
-        let mut batch = [Completion::default(); 4];
-        let n = self.completions.poll(&mut batch).map_err(|e| Trouble::before(&e))?;
-        for completion in &batch[..n] {
-            self.queue.retire(completion).map_err(|e| Trouble::before(&e))?;
         }
         Ok(())
     }
@@ -181,7 +162,7 @@ impl Lane {
     }
 
     /// Waits for the completion of the one signalled request that is under way.
-    /// `alone`: a refusal can only be its own, or that of a doorbell before it.
+    /// `alone`: a refusal can only be its own.
     #[cold]
     pub(super) fn finish(&self, id: WorkId, alone: bool) -> Result<(), Trouble> {
         let mut done = false;

@@ -3,6 +3,7 @@
 //! The session's control connection stays: it opens arrays, parks waits, and
 //! takes everything over when the RDMA connection breaks.
 
+mod doorbells;
 mod lane;
 mod rails;
 mod slots;
@@ -101,9 +102,14 @@ impl Rdma {
             if let Some(index) = settings.gid_index {
                 gids.retain(|entry| entry.index == index);
             }
+            if gids.is_empty() {
+                return Err(vec![adapter.no_address(settings.gid_index)]);
+            }
             gids.into_iter().map(Some).collect()
         };
-        let mut reasons = Vec::new();
+        let place = format!("{} port {}", adapter.context.name(), adapter.port);
+        // Each with what it was met by: most have nothing to do with the address.
+        let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
         for gid in candidates {
             let name = match &gid {
                 Some(entry) => format!("GID {} ({})", entry.index, entry.gid),
@@ -123,18 +129,18 @@ impl Rdma {
                         taken: (0..64).map(|_| Mutex::default()).collect(),
                     });
                 }
-                Err(why) => {
-                    let place = format!("{} port {}", adapter.context.name(), adapter.port);
-                    reasons.push(format!("{place}, {name}: {why}"));
-                }
+                Err(why) => match reasons.iter_mut().find(|(known, _)| *known == why) {
+                    Some((_, names)) => names.push(name),
+                    None => reasons.push((why, vec![name])),
+                },
             }
         }
         // Nothing half-made stays on the server.
         let _ = link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT);
-        if reasons.is_empty() {
-            reasons.push(format!("{} has no usable GID", adapter.context.name()));
-        }
-        Err(reasons)
+        let told = |(why, names): (String, Vec<String>)| {
+            format!("{place}, {}: {why}", names.join(" and "))
+        };
+        Err(reasons.into_iter().map(told).collect())
     }
 
     fn attempt(
@@ -189,6 +195,12 @@ impl Rdma {
     /// Whether changes go by RDMA now.
     pub fn is_one_sided(&self) -> bool {
         self.rails().is_some_and(|rails| self.changes_here(&rails))
+    }
+
+    /// For tests: whether the header of the segment refuses a change. `None`:
+    /// RDMA is lost.
+    pub fn header_refuses(&self, own_key: bool) -> Option<bool> {
+        Some(self.rails()?.header_refuses(own_key))
     }
 
     fn rails(&self) -> Option<Arc<Rails>> {
@@ -388,6 +400,7 @@ impl Rdma {
 
 impl Transport for Rdma {
     fn execute(&self, op: CellOp) -> Result<u64, Failure> {
+        self.link.check()?;
         if op.op == Op::Acquire {
             return self.acquire(op);
         }
@@ -406,6 +419,7 @@ impl Transport for Rdma {
     }
 
     fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
+        self.link.check()?;
         // In their order: loads and adds can be under way together, since they
         // never have to be tried again; each of the others goes alone.
         let together = |op: &CellOp| matches!(op.op, Op::Load | Op::Add);
@@ -422,6 +436,7 @@ impl Transport for Rdma {
     }
 
     fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
+        self.link.check()?;
         let Some(bound) = self.way(array) else {
             return self.link.execute_runs(op, array, runs);
         };

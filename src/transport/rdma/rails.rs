@@ -1,9 +1,10 @@
 //! The client's end of its RDMA connections: a few queue pairs, and the cells
 //! at their other end.
 
+use super::doorbells::{DOORBELLS, Doorbells};
 use super::lane::{Lane, PIPELINE, Trouble};
 use crate::cell::{Change, Op, WAITING, change, is_suspect, is_waiting, must_ring, sync};
-use crate::layout::{CELLS_AT, MAGIC_WORD, Run, header};
+use crate::layout::{CELLS_AT, HEADER_BYTES, MAGIC_WORD, Run, header};
 use crate::rdma::{Adapter, random_psn, read_offer};
 use crate::server::NOTE_BYTES;
 use crate::transport::Bell;
@@ -76,7 +77,8 @@ pub(super) struct Unconnected {
 }
 
 impl Unconnected {
-    /// Makes the queue pairs and says what the server must know of them.
+    /// Makes `count` queue pairs, and one more for the doorbells, and says what
+    /// the server must know of them.
     pub fn new(adapter: &Adapter, gid: Option<GidEntry>, count: usize) -> Result<Self, Error> {
         let context = &adapter.context;
         let domain = ProtectionDomain::new(context)?;
@@ -85,16 +87,17 @@ impl Unconnected {
         let address = gid.as_ref().map_or(Gid::default(), |entry| entry.gid);
         let mut offer = bytemuck::bytes_of(&adapter.describe(address)).to_vec();
         let mut lanes = Vec::new();
-        for i in 0..count {
+        for i in 0..=count {
+            let depth = if i < count { DEPTH } else { DOORBELLS };
             let channel = CompletionChannel::new(context)?;
-            let completions = CompletionQueue::new(context, DEPTH, Some((&channel, 0)))?;
+            let completions = CompletionQueue::new(context, depth, Some((&channel, 0)))?;
             let receive = match i {
                 0 => Receive::Own { completions: &bell, slots: NOTES, bytes: NOTE_BYTES as u32 },
                 _ => Receive::Nothing,
             };
             let config = QueuePairConfig {
                 port: adapter.port,
-                depth: DEPTH,
+                depth,
                 inline_bytes: 0,
                 // The server only sends.
                 access: Access::NONE,
@@ -125,16 +128,21 @@ impl Unconnected {
             return Err("the server's answer has another number of queue pairs".to_owned());
         }
         let index = self.gid.as_ref().map_or(0, |entry| entry.index);
-        let (mut lanes, mut queues) = (Vec::new(), Vec::new());
+        let (mut ends, mut lanes, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         let broken = Arc::new(AtomicBool::new(false));
         for ((queue, completions, channel), record) in self.lanes.into_iter().zip(records) {
             let queue = adapter
                 .connect(queue, index, &peer, &record, dead_after)
                 .map_err(|e| e.to_string())?;
-            let buffer =
-                Region::pages(&self.domain, BUFFER, Access::LOCAL).map_err(|e| e.to_string())?;
             let queue = Arc::new(queue);
             queues.push(queue.clone());
+            ends.push((queue, completions, channel));
+        }
+        let (queue, completions, _) = ends.pop().ok_or("no queue pairs were asked for")?;
+        let doorbells = Doorbells { queue, completions };
+        for (queue, completions, channel) in ends {
+            let buffer =
+                Region::pages(&self.domain, BUFFER, Access::LOCAL).map_err(|e| e.to_string())?;
             lanes.push(Mutex::new(Lane {
                 queue,
                 completions,
@@ -142,12 +150,12 @@ impl Unconnected {
                 buffer,
                 staging: OnceLock::new(),
                 broken: broken.clone(),
-                rung: AtomicBool::new(false),
-                patience: dead_after * 3,
+                patience: dead_after.saturating_mul(3),
             }));
         }
         let rails = Rails {
             lanes,
+            doorbells,
             queues,
             broken,
             remote: peer,
@@ -167,7 +175,8 @@ pub(super) struct Rails {
     pub(super) lanes: Vec<Mutex<Lane>>,
     /// Bytes of the largest message that the adapter's port moves.
     pub(super) max_message: u32,
-    /// Those of the lanes.
+    doorbells: Doorbells,
+    /// Those of the lanes, and that of the doorbells.
     queues: Vec<Arc<QueuePair>>,
     broken: Arc<AtomicBool>,
     remote: RdmaRecord,
@@ -194,7 +203,9 @@ impl Rails {
 
     #[inline]
     fn at(&self, byte: u64) -> Remote {
-        Remote { address: self.remote.address + byte, key: self.remote.key }
+        let in_header = byte < HEADER_BYTES as u64;
+        let key = if in_header { self.remote.header_key } else { self.remote.key };
+        Remote { address: self.remote.address + byte, key }
     }
 
     #[inline]
@@ -295,7 +306,7 @@ impl Rails {
                     lane.run(Request::fetch_add(lane.word(0)?, cell, delta))?;
                     let old = lane.value(0);
                     if must_ring(op, old, b) {
-                        Self::ring(&lane, place);
+                        self.ring(place);
                     }
                     if !is_suspect(old) {
                         guess.store(old.wrapping_add(delta), Ordering::Relaxed);
@@ -308,7 +319,7 @@ impl Rails {
             if found == word {
                 guess.store(new, Ordering::Relaxed);
                 if must_ring(op, found, b) {
-                    Self::ring(&lane, place);
+                    self.ring(place);
                 }
                 return Ok(found);
             }
@@ -321,22 +332,13 @@ impl Rails {
         }
     }
 
-    /// Tells the server's CPU that a cell with waiters was changed, and mostly
-    /// does not wait until it has got there: the next request stands for it too.
-    fn ring(lane: &Lane, place: u32) {
-        // The change is done. Should the bell not get through, the server's
-        // sweep finds the cell; so this is no trouble of the operation.
-        let doorbell = Request::doorbell(place);
-        let result = if lane.queue.outstanding() < DEPTH - PIPELINE as u32 - 1 {
-            lane.rung.store(true, Ordering::Relaxed);
-            lane.queue.post(doorbell.unsignalled()).map(drop).map_err(|e| Trouble::before(&e))
-        } else {
-            // There must be room for the requests of the next operation.
-            lane.run(doorbell)
-        };
-        if let Err(trouble) = result {
-            tracing::warn!(why = trouble.why, "a doorbell did not get through");
-            lane.broken.store(true, Ordering::Relaxed);
+    /// Tells the server's CPU that a cell with waiters was changed. The change is
+    /// done. Should the bell not get through, the server's sweep finds the cell;
+    /// so this is no trouble of the operation.
+    fn ring(&self, place: u32) {
+        if let Err(error) = self.doorbells.ring(place) {
+            tracing::warn!(%error, "a doorbell did not get through");
+            self.broken.store(true, Ordering::Relaxed);
         }
     }
 
@@ -373,16 +375,16 @@ impl Rails {
                 watched.push(ops[i].0);
             }
         });
-        Self::ring_all(&lane, watched);
+        self.ring_all(watched);
         streamed
     }
 
     /// Rings once for each of these cells.
-    fn ring_all(lane: &Lane, mut places: Vec<u32>) {
+    fn ring_all(&self, mut places: Vec<u32>) {
         places.sort_unstable();
         places.dedup();
         for place in places {
-            Self::ring(lane, place);
+            self.ring(place);
         }
     }
 
@@ -439,7 +441,7 @@ impl Rails {
                     _ => words[i] = Some(found),
                 }
             });
-            Self::ring_all(&lane, watched);
+            self.ring_all(watched);
             streamed?;
             tries = again;
         }
@@ -492,6 +494,16 @@ impl Rails {
             flush(&mut parts, &mut filled, words)?;
         }
         Ok(())
+    }
+
+    /// For tests: tries to change a word of the header by this key of the
+    /// session's two. Whether it was refused.
+    pub fn header_refuses(&self, own_key: bool) -> bool {
+        let Remote { address, key } = self.at(header::CAPACITY as u64 * 8);
+        let to = Remote { address, key: if own_key { key } else { self.remote.key } };
+        let lane = self.lane();
+        let word = lane.word(0);
+        word.and_then(|word| lane.run(Request::fetch_add(word, to, 1))).is_err_and(|t| t.undone)
     }
 
     /// How many queue pairs there are.

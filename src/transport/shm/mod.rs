@@ -25,7 +25,6 @@ use crate::engine::lock;
 use crate::error::Error;
 use crate::layout::Run;
 use crate::wire::WaitRecord;
-use farcell_sys::fork::{self, Generation};
 use map::Window;
 use protocol::Changed;
 use sleep::{Here, Sleepers};
@@ -65,7 +64,6 @@ struct State {
 pub(crate) struct Shm {
     link: Arc<Link>,
     under: Arc<dyn Transport>,
-    generation: Generation,
     /// Counts the windows: another number, another memory.
     epoch: AtomicU64,
     state: RwLock<State>,
@@ -90,7 +88,6 @@ impl Shm {
         let shm = Arc::new_cyclic(|me| Shm {
             link: link.clone(),
             under,
-            generation: fork::generation(),
             epoch: AtomicU64::new(0),
             state: RwLock::new(State {
                 window: Some(window.clone()),
@@ -213,9 +210,7 @@ impl Shm {
 
     /// Goes on where the way through the slot ended.
     pub fn settle(&self, fast: Fast, op: CellOp) -> Result<u64, Failure> {
-        if fork::generation() != self.generation {
-            return Err(Error::Forked.into());
-        }
+        self.link.check()?;
         match fast {
             Fast::Done(word) => Ok(word),
             Fast::Not => self.under.execute(op),
@@ -410,9 +405,7 @@ impl Transport for Shm {
     }
 
     fn execute_all(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
-        if fork::generation() != self.generation {
-            return Err(Error::Forked.into());
-        }
+        self.link.check()?;
         match self.all_here(ops.iter().copied()) {
             Some(done) => done,
             None => self.under.execute_all(ops),
@@ -420,9 +413,7 @@ impl Transport for Shm {
     }
 
     fn execute_runs(&self, op: Op, array: u16, runs: &[Run]) -> Result<Vec<u64>, Failure> {
-        if fork::generation() != self.generation {
-            return Err(Error::Forked.into());
-        }
+        self.link.check()?;
         let cells = runs.iter().flat_map(|run| run.offsets());
         match self.all_here(cells.map(|offset| CellOp { op, array, offset, a: 0, b: 0 })) {
             Some(done) => done,
@@ -456,9 +447,7 @@ impl Transport for Shm {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Option<u64>, Failure> {
-        if fork::generation() != self.generation {
-            return Err(Error::Forked.into());
-        }
+        self.link.check()?;
         self.wait_here(target, timeout, cancel)
     }
 }

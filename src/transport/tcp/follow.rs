@@ -1,24 +1,16 @@
 //! What others ask of a link, and are told by it.
 
 use super::super::Follower;
-use super::Failure;
 use super::link::Link;
 use crate::auth::Welcome;
 use crate::engine::lock;
 use crate::error::{Error, seconds};
 use crate::wire::{self, Tag};
-use farcell_sys::fork;
 use std::net::{IpAddr, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 impl Link {
-    /// Whether this process has the session. A forked child has not: both
-    /// would write to one connection.
-    pub(super) fn is_ours(&self) -> Result<(), Failure> {
-        if fork::generation() == self.generation { Ok(()) } else { Err(Error::Forked.into()) }
-    }
-
     /// Tells this one from here on how it stands with the connection; there can
     /// be one for the life of the link.
     pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {

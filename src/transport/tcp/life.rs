@@ -129,6 +129,9 @@ impl Link {
     /// One user of an array's number has gone. With the last one the number is
     /// free, and the array is not opened again after a reconnect.
     pub(crate) fn drop_binding(&self, number: u16) {
+        if !self.is_ours() {
+            return;
+        }
         let mut state = lock(&self.state);
         if let Some(slot) = state.bindings.get_mut(usize::from(number))
             && let Some(binding) = slot
@@ -199,6 +202,9 @@ impl Link {
     /// Keeps the lease, and finds out whether the server is still there. When
     /// to call again; `None` for never.
     pub(crate) fn tend(&self, now: Instant) -> Option<Instant> {
+        if !self.is_ours() {
+            return None;
+        }
         let (lease, socket, lead) = {
             let mut state = lock(&self.state);
             if state.closed {
@@ -254,7 +260,8 @@ impl Link {
     /// Ends the session. Whoever still waits gets [`Error::Closed`]. A forked
     /// child, whose session it is not, ends nothing.
     pub(crate) fn close(&self) {
-        if self.is_ours().is_err() {
+        if !self.is_ours() {
+            // The session goes on, and a goodbye would be its own.
             return;
         }
         let socket = {

@@ -53,8 +53,10 @@ pub(crate) struct Link {
     pub(super) me: Weak<Link>,
     /// One who must know how it stands with the connection.
     pub(super) follower: OnceLock<Weak<dyn Follower>>,
-    /// The process that has the session; a forked child has none.
-    pub(super) generation: Generation,
+    /// The process that made it. A child that was forked since has its own copy
+    /// of all this, but one connection with its parent: it must not touch that,
+    /// nor wait for a lock that a thread of its parent may have held.
+    generation: Generation,
 }
 
 impl Link {
@@ -98,6 +100,21 @@ impl Link {
         })
     }
 
+    /// Whether this process made it: not so in a child that was forked since.
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        fork::generation() == self.generation
+    }
+
+    /// Refuses in a forked child. Before any lock and before the socket.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        Err(Error::Forked { what: format!("the client of {}", self.settings.target.addr) })
+    }
+
     /// What the server said when it let us in.
     pub(crate) fn welcome(&self) -> Welcome {
         lock(&self.state).welcome
@@ -105,7 +122,7 @@ impl Link {
 
     /// Whether there is a connection right now.
     pub(crate) fn is_connected(&self) -> bool {
-        lock(&self.state).socket.is_some()
+        self.is_ours() && lock(&self.state).socket.is_some()
     }
 
     pub(crate) fn addr(&self) -> String {
@@ -115,7 +132,7 @@ impl Link {
     /// Sends a request and returns its number. Waits while as many requests
     /// are unanswered as may be.
     pub(super) fn submit(&self, request: Request) -> Result<u64, Failure> {
-        self.is_ours()?;
+        self.check()?;
         loop {
             let writing = lock(&self.writing);
             let mut state = lock(&self.state);

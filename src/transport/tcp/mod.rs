@@ -209,6 +209,7 @@ impl Link {
         name: &str,
         form: Option<Form>,
     ) -> Result<(u16, OpenedRecord), Failure> {
+        self.check()?;
         let open = |array| {
             let blank = OpenRecord { array, ..Default::default() };
             let record = form.map_or(blank, |form| OpenRecord {

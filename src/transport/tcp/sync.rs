@@ -69,6 +69,9 @@ impl Link {
     /// Tells the server at once what has become of waits, so that it does not
     /// give back what has arrived.
     pub(crate) fn tell_done(&self) {
+        if !self.is_ours() {
+            return;
+        }
         let _writing = lock(&self.writing);
         let mut state = lock(&self.state);
         let Some(socket) = state.socket.clone() else {
@@ -105,6 +108,7 @@ impl Link {
 
     /// Names the session, and every one that comes in its place.
     pub(crate) fn join(&self, name: &str) -> Result<(), Failure> {
+        self.check()?;
         let again = frame(Tag::Join, &[name.as_bytes()]);
         let before = lock(&self.state).name.replace(again);
         let joined = self.request(Tag::Join, "join", name.as_bytes()).map(drop);
@@ -117,6 +121,7 @@ impl Link {
     /// Leaves a will, and leaves it again with every session that comes in this
     /// one's place.
     pub(crate) fn set_will(&self, records: &[u8], numbers: Vec<u16>) -> Result<(), Failure> {
+        self.check()?;
         for &number in &numbers {
             self.keep_binding(number);
         }
@@ -136,6 +141,7 @@ impl Link {
 
     /// Hands over what the session holds and ends it.
     pub(crate) fn release(&self) -> Result<(), Failure> {
+        self.check()?;
         let handed_over = self.request(Tag::Release, "release", &[]).map(drop);
         {
             let mut state = lock(&self.state);

@@ -67,7 +67,7 @@ impl Link {
         mut frame: Vec<u8>,
         patience: &Patience<'_>,
     ) -> Result<Answer, Failure> {
-        self.is_ours()?;
+        self.check()?;
         let Patience { timeout, cancel, bound } = *patience;
         let begun = Instant::now();
         // A wait of no time is a question: it is answered at once, or fails as
@@ -173,6 +173,9 @@ impl Link {
     /// Asks the server to give up a wait. `false` if that was done before, or
     /// cannot be done now.
     pub(super) fn cancel_wait(&self, id: u64) -> bool {
+        if !self.is_ours() {
+            return false;
+        }
         let _writing = lock(&self.writing);
         let mut state = lock(&self.state);
         let Some(wait) = state.waits.get_mut(&id) else {

@@ -21,8 +21,8 @@ mod sync;
 
 pub use shm::ShmRecord;
 pub use sync::{
-    AcquireRecord, BrokenRecord, HoldRecord, MAX_HOLDS, MAX_PEER_BYTES, MAX_WILL, MEMBERS_BYTES,
-    MemberRecord, PartyRecord, peers,
+    AcquireRecord, BrokenRecord, HoldRecord, KeepRecord, MAX_HOLDS, MAX_KEPT, MAX_PEER_BYTES,
+    MAX_WILL, MEMBERS_BYTES, MemberRecord, PartyRecord, peers,
 };
 
 /// The version of the protocol that this code speaks.
@@ -96,6 +96,10 @@ pub enum Tag {
     /// Request: nothing. Hands over all that the session holds, and its name.
     /// Reply: [`Tag::Words`] with none.
     Release = 12,
+    /// Request: [`KeepRecord`]s, or nothing. All locks that the client holds,
+    /// after its session went on in another life of the server; others of its
+    /// seat are freed. Reply: [`Tag::Words`] with none.
+    Keep = 13,
     /// Asks for RDMA: [`RdmaRecord`] and [`LaneRecord`]s, what the client has.
     /// The id is a wait's, since the answer, [`Tag::RdmaOpened`] or
     /// [`Tag::RdmaRefused`], comes when it comes.
@@ -185,6 +189,7 @@ impl Tag {
             10 => Tag::Party,
             11 => Tag::WhoBroke,
             12 => Tag::Release,
+            13 => Tag::Keep,
             16 => Tag::Wait,
             17 => Tag::Cancel,
             18 => Tag::WaitDone,

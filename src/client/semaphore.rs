@@ -102,7 +102,12 @@ impl Semaphore {
             let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
-                Ok(Some(_)) => return self.confirm(welcome.session).map(|()| true),
+                Ok(Some(word)) => {
+                    // It was written down as if it were a lock.
+                    let token = sync::Lock::of(word).taken(seat, true).token;
+                    link.let_go(array, offset, token);
+                    return self.confirm(welcome.session).map(|()| true);
+                }
                 Ok(None) => return Ok(false),
                 // The session is another one since: once more, with its seat.
                 Err(Failure::Refused(Refusal::StaleSeat, _)) => {}

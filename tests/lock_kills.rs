@@ -8,14 +8,14 @@
 
 mod common;
 
+use common::key;
 use common::process::Process;
-use common::{eventually, key};
 use farcell::{Client, Lock, LockGuard};
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PROCESSES: usize = 4;
 const THREADS: usize = 3;
@@ -148,10 +148,16 @@ fn a_lock_has_one_holder_over_all_lives() {
     let mut before = vec![0; LOCKS];
     for _ in 0..kills {
         // In each life someone gets each lock.
-        eventually("they are at work", || {
+        let begun = Instant::now();
+        loop {
             let now = pairs.column(0).unwrap().snapshot().unwrap();
-            now.iter().zip(&before).all(|(now, before)| now > before)
-        });
+            if now.iter().zip(&before).all(|(now, before)| now > before) {
+                break;
+            }
+            let late = begun.elapsed() > Duration::from_secs(20);
+            assert!(!late, "{before:?}, now {now:?}; {:#?}", watcher.members().unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(Duration::from_micros(random(&mut seed, 30_000)));
         server.kill();
         server.start_again();

@@ -181,12 +181,7 @@ impl<A: Actor> Engine<A> {
     /// same access. Its arrays and replies are not known any more. The
     /// connection that had taken it up before is to be closed: its client has
     /// not heard of that.
-    pub fn take_up(
-        &self,
-        newcomer: &Newcomer,
-        now: Duration,
-        out: &mut Out,
-    ) -> Option<Attached> {
+    pub fn take_up(&self, newcomer: &Newcomer, now: Duration, out: &mut Out) -> Option<Attached> {
         let id = newcomer.resume?;
         let session = lock(&self.sessions).get(&id).cloned()?;
         let mut locked = lock(&session);

@@ -254,8 +254,7 @@ impl Peers {
             self.last_seat = self.last_seat % MAX_SEAT + 1;
             if !self.members.contains_key(&self.last_seat) {
                 let (session, seat) = (member.session, self.last_seat);
-                let access =
-                    if member.reads_only { Access::ReadOnly } else { Access::ReadWrite };
+                let access = if member.reads_only { Access::ReadOnly } else { Access::ReadWrite };
                 self.seats.insert(session, seat);
                 self.members.insert(seat, member);
                 self.note(&Note::Began { session, access, seat });

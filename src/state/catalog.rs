@@ -53,8 +53,7 @@ impl CatalogFile {
         (state, life): (u32, u32),
         arrays: Arrays,
     ) -> Result<CatalogFile> {
-        let head =
-            Head { magic: SORT.magic, version: VERSION, capacity, state, life, time: 0 };
+        let head = Head { magic: SORT.magic, version: VERSION, capacity, state, life, time: 0 };
         let file = Sealed::draft(folder, SORT, head, &arrays.to_bytes())?;
         Ok(CatalogFile { file, arrays })
     }

@@ -117,8 +117,7 @@ impl Register {
         let record: Record = bytemuck::pod_read_unaligned(head);
         let Record { tag, code, seat, session, place, len, .. } = record;
         let follow = if matches!(tag, NAMED | WILL | LOST) { len as usize } else { 0 };
-        let (body, rest) =
-            rest.split_at_checked(follow.next_multiple_of(8)).ok_or_else(cut)?;
+        let (body, rest) = rest.split_at_checked(follow.next_multiple_of(8)).ok_or_else(cut)?;
         let body = &body[..follow];
         *bytes = rest;
         let name = || match std::str::from_utf8(body) {
@@ -146,9 +145,7 @@ impl Register {
             ENDED => {
                 let how = gone()?;
                 self.at(seat)?;
-                let Some(former) = self.sessions.remove(&seat) else {
-                    unreachable!("just looked")
-                };
+                let Some(former) = self.sessions.remove(&seat) else { unreachable!("just looked") };
                 self.numbers.remove(&former.session);
                 if let Some(name) = former.name.filter(|_| how != Gone::Released) {
                     self.miss(name, how);

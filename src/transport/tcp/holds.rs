@@ -69,20 +69,10 @@ impl State {
         }
     }
 
-    /// Nobody takes what a claim has got: it goes back.
-    pub(super) fn drop_granted(&mut self, wait: &Wait) {
-        if let Some(Ok(answer)) = &wait.answer
-            && let Some((array, offset, token)) = granted(wait, answer)
-        {
-            self.holds.remove(array, offset, token);
-        }
-    }
-
     /// Whether this is an answer to a claim.
     pub(super) fn is_of_claim(&self, tag: u8, id: u64) -> bool {
         let ends = [Tag::Woken, Tag::Cancelled, Tag::WaitRefused];
-        ends.iter().any(|end| *end as u8 == tag)
-            && self.waits.get(&id).is_some_and(Wait::is_claim)
+        ends.iter().any(|end| *end as u8 == tag) && self.waits.get(&id).is_some_and(Wait::is_claim)
     }
 }
 

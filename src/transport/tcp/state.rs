@@ -271,6 +271,11 @@ impl State {
 
     pub(super) fn wait_over(&mut self, id: u64, answer: Result<Answer, Failure>) {
         self.done_waits.push(Done::Heard(id));
+        if self.waits.get(&id).is_some_and(|wait| wait.answer.is_some()) {
+            // To a cancel that crossed the answer. The server may have forgotten
+            // the wait by then, and what it says of it now counts for nothing.
+            return;
+        }
         if let Ok(answer) = &answer {
             self.hold_granted(id, answer);
         }
@@ -288,14 +293,22 @@ impl State {
         }
     }
 
+    /// The owner of a wait is about to go, unless the wait is answered by now.
+    pub(super) fn answer_or_abandon(&mut self, id: u64) -> Option<Result<Answer, Failure>> {
+        let answer = self.waits.get_mut(&id).and_then(|wait| wait.answer.take());
+        match answer {
+            Some(_) => drop(self.waits.remove(&id)),
+            None => self.abandon(id),
+        }
+        answer
+    }
+
     /// The owner of a wait has gone. The server has to be told, now or with
     /// the next connection.
     pub(super) fn abandon(&mut self, id: u64) {
         if self.waits.get(&id).is_some_and(Wait::is_claim) {
             // Whatever it gets goes back. Nothing can be made of its answer.
-            if let Some(wait) = self.waits.remove(&id) {
-                self.drop_granted(&wait);
-            }
+            self.waits.remove(&id);
             self.done_waits.push(Done::Forfeit(id));
         } else if let Some(wait) = self.waits.get_mut(&id) {
             wait.abandoned = true;

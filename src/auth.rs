@@ -254,6 +254,18 @@ pub struct Welcome {
     pub seat: u32,
 }
 
+/// A session in one life of the server: number and incarnation. Where its arrays
+/// are was said in that life, and is good in no other one.
+pub type Tenure = (u64, u64);
+
+impl Welcome {
+    /// The session, in this life.
+    #[must_use]
+    pub fn tenure(&self) -> Tenure {
+        (self.session, self.incarnation)
+    }
+}
+
 /// The server's side.
 #[derive(Clone, Debug)]
 pub struct ServerHandshake {

@@ -374,3 +374,6 @@ impl Roster for SessionsFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -236,7 +236,9 @@ pub struct Welcome {
     pub access: Access,
     /// Who changes the cells.
     pub domain: Domain,
-    /// Whether this is the session that the client asked for.
+    /// Whether this is the session that the client asked for, with all that the
+    /// server knew of it. If not, it may still be that session by its number: it
+    /// goes on in another life of the server, without its arrays and replies.
     pub resumed: bool,
     /// Whether the server has an adapter.
     pub offers_rdma: bool,

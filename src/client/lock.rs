@@ -24,7 +24,9 @@ array_handle!(LockArray, Lock, "lock");
 /// It is not reentrant: a thread that locks it twice waits for itself. When the
 /// session of the holder ends, because its process was killed or was silent for
 /// its lease, the lock is freed, and the next holder
-/// [learns it](LockGuard::was_abandoned).
+/// [learns it](LockGuard::was_abandoned). A server that is killed and comes back
+/// with its state leaves the lock with its holder; those who queued queue again, in
+/// the order in which they come back.
 ///
 /// What a holder did before it unlocked is visible to the next one (release and
 /// acquire).

@@ -22,8 +22,9 @@ array_handle!(SemaphoreArray, Semaphore, "semaphore");
 /// it in the order in which they came to the server.
 ///
 /// Permits belong to nobody: whoever likes can give one back, and one whose
-/// taker has died does not come back by itself. Where that matters, use a
-/// [`Lock`](crate::Lock).
+/// taker has died does not come back by itself; nor does one that the server had
+/// handed out to one who queued when it was killed, and that had not arrived.
+/// Where that matters, use a [`Lock`](crate::Lock).
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     array: Arc<Array>,

@@ -236,7 +236,9 @@ pub struct Welcome {
     pub access: Access,
     /// Who changes the cells.
     pub domain: Domain,
-    /// Whether this is the session that the client asked for.
+    /// Whether this is the session that the client asked for, with all that the
+    /// server knew of it. If not, it may still be that session by its number: it
+    /// goes on in another life of the server, without its arrays and replies.
     pub resumed: bool,
     /// Whether the server has an adapter.
     pub offers_rdma: bool,
@@ -252,6 +254,18 @@ pub struct Welcome {
     pub lease_ms: u64,
     /// What the session is called in the cells of locks; 0: it can hold none.
     pub seat: u32,
+}
+
+/// A session in one life of the server: number and incarnation. Where its arrays
+/// are was said in that life, and is good in no other one.
+pub type Tenure = (u64, u64);
+
+impl Welcome {
+    /// The session, in this life.
+    #[must_use]
+    pub fn tenure(&self) -> Tenure {
+        (self.session, self.incarnation)
+    }
 }
 
 /// The server's side.

@@ -293,7 +293,7 @@ pub enum Error {
     #[error("the wait was cancelled")]
     Cancelled,
     /// The session that this belonged to is over: the server heard nothing of
-    /// it for its lease, or was started again. What the session held is free and
+    /// it for its lease, or was started again without its state. What the session held is free and
     /// may be held by others, and nothing was changed. The client goes on with a
     /// new session.
     #[error(

@@ -16,13 +16,15 @@ use crate::cell::{Comparison, Condition, Op};
 use crate::layout::{Run, Shape};
 use bytemuck::{Pod, Zeroable};
 
+mod listing;
 mod shm;
 mod sync;
 
+pub use listing::{InfoRecord, ListRecord};
 pub use shm::ShmRecord;
 pub use sync::{
-    AcquireRecord, BrokenRecord, HoldRecord, MAX_HOLDS, MAX_PEER_BYTES, MAX_WILL, MEMBERS_BYTES,
-    MemberRecord, PartyRecord, peers,
+    AcquireRecord, BrokenRecord, HoldRecord, KeepRecord, MAX_HOLDS, MAX_KEPT, MAX_PEER_BYTES,
+    MAX_WILL, MEMBERS_BYTES, MemberRecord, PartyRecord, peers,
 };
 
 /// The version of the protocol that this code speaks.
@@ -96,6 +98,10 @@ pub enum Tag {
     /// Request: nothing. Hands over all that the session holds, and its name.
     /// Reply: [`Tag::Words`] with none.
     Release = 12,
+    /// Request: [`KeepRecord`]s, or nothing. All locks that the client holds,
+    /// after its session went on in another life of the server; others of its
+    /// seat are freed. Reply: [`Tag::Words`] with none.
+    Keep = 13,
     /// Asks for RDMA: [`RdmaRecord`] and [`LaneRecord`]s, what the client has.
     /// The id is a wait's, since the answer, [`Tag::RdmaOpened`] or
     /// [`Tag::RdmaRefused`], comes when it comes.
@@ -185,6 +191,7 @@ impl Tag {
             10 => Tag::Party,
             11 => Tag::WhoBroke,
             12 => Tag::Release,
+            13 => Tag::Keep,
             16 => Tag::Wait,
             17 => Tag::Cancel,
             18 => Tag::WaitDone,
@@ -383,46 +390,6 @@ pub struct LaneRecord {
 
 /// Most queue pairs that one session may have, that of its doorbells included.
 pub const MAX_LANES: usize = 17;
-
-/// An array in a list; `name_len` bytes of name follow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct ListRecord {
-    /// A [`Kind`].
-    pub kind: u8,
-    /// Bytes of the name behind this.
-    pub name_len: u8,
-    /// 0.
-    pub reserved: u16,
-    /// Rows.
-    pub rows: u32,
-    /// Columns.
-    pub cols: u32,
-    /// 0.
-    pub reserved_too: u32,
-    /// What else belongs to the kind; 0 for events and counters.
-    pub param: u64,
-}
-
-/// What the server tells of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C)]
-pub struct InfoRecord {
-    /// Cells of the segment.
-    pub capacity: u64,
-    /// Cells that no array has.
-    pub free: u64,
-    /// Cells of the largest free piece.
-    pub largest: u64,
-    /// Sessions that live.
-    pub sessions: u32,
-    /// Arrays that exist.
-    pub arrays: u32,
-    /// Waits that are parked.
-    pub parked: u32,
-    /// 0.
-    pub reserved: u32,
-}
 
 /// What stands before the records of a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -76,11 +76,11 @@ fn a_machine_without_the_library_is_told_so() {
     if std::env::var_os(ROLE).is_some() {
         let error = verbs::library().unwrap_err();
         assert!(matches!(error, Error::Library(_)), "{error}");
-        assert!(error.to_string().starts_with("no libibverbs.so.1"), "{error}");
+        assert!(error.to_string().starts_with("cannot load libibverbs.so.1 ("), "{error}");
         return;
     }
     // A mount namespace of its own in which the library's file is covered by
-    // an empty one: the loader refuses it as it would a missing one.
+    // an empty one: the loader refuses it. (A root without it: program_no_libibverbs.)
     let script = r#"
         for file in $(ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p'); do
             mount --bind /dev/null "$(readlink -f "$file")" || exit 77

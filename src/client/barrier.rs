@@ -28,7 +28,8 @@ array_handle!(BarrierArray, Barrier, "barrier");
 /// its lease, the barrier is broken: those who wait, and those who come, get
 /// [`Error::BarrierBroken`], which names it, until someone
 /// [resets](Self::reset) it. A party that closes its client while nobody waits
-/// for it leaves in peace.
+/// for it leaves in peace. A server that is killed and comes back with its state
+/// has its barriers whole, and those who waited go on to wait.
 ///
 /// What each party did before it came is visible to all that have passed
 /// (release and acquire).

@@ -24,7 +24,9 @@ array_handle!(LockArray, Lock, "lock");
 /// It is not reentrant: a thread that locks it twice waits for itself. When the
 /// session of the holder ends, because its process was killed or was silent for
 /// its lease, the lock is freed, and the next holder
-/// [learns it](LockGuard::was_abandoned).
+/// [learns it](LockGuard::was_abandoned). A server that is killed and comes back
+/// with its state leaves the lock with its holder; those who queued queue again, in
+/// the order in which they come back.
 ///
 /// What a holder did before it unlocked is visible to the next one (release and
 /// acquire).
@@ -92,7 +94,7 @@ impl Lock {
             if cancel.is_some_and(Canceller::is_cancelled) {
                 return Err(Error::Cancelled);
             }
-            let welcome = link.welcome();
+            let (welcome, round) = link.standing();
             if welcome.seat == 0 {
                 let what = "the server has more sessions than can hold locks".to_owned();
                 return Err(Error::Limit { addr: link.addr(), what });
@@ -106,6 +108,7 @@ impl Lock {
             } else {
                 Ok(TAKEN)
             };
+            let mut queued = false;
             let found = match tried {
                 Ok(word) if sync::Lock::of(word).seat == 0 && !is_waiting(word) => Some(word),
                 Ok(_) if at_once => return Ok(None),
@@ -116,6 +119,7 @@ impl Lock {
                         seat: welcome.seat,
                         ..AcquireRecord::default()
                     };
+                    queued = true;
                     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                     match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
                         Ok(None) => return Ok(None),
@@ -130,15 +134,33 @@ impl Lock {
             };
             if let Some(word) = found {
                 let before = sync::Lock::of(word);
+                let token = before.taken(welcome.seat, false).token;
+                if !queued && !link.hold(round, number, offset, token) {
+                    // The server was started again meanwhile, and may not have
+                    // known that we have it.
+                    self.give_back(token, welcome.seat)?;
+                    continue;
+                }
                 return Ok(Some(LockGuard {
                     lock: self.clone(),
                     session: welcome.session,
                     seat: welcome.seat,
-                    token: before.taken(welcome.seat, false).token,
+                    token,
                     abandoned: before.abandoned,
                     held: true,
                 }));
             }
+        }
+    }
+
+    /// Frees it, if it is held with this token by this seat.
+    fn give_back(&self, token: u64, seat: u32) -> Result<()> {
+        let Lock { array, offset, .. } = self;
+        let (a, b) = (token, u64::from(seat));
+        let op = CellOp { op: Op::Release, array: array.number, offset: *offset, a, b };
+        match array.transport().execute(op) {
+            Ok(_) | Err(Failure::Refused(Refusal::StaleSeat, _)) => Ok(()),
+            Err(failure) => Err(array.explain(failure, "lock")),
         }
     }
 
@@ -230,6 +252,14 @@ impl LockGuard {
         if !std::mem::replace(&mut self.held, false) {
             return Ok(());
         }
+        let freed = self.try_free();
+        // Only now: until then a server that comes back must leave it to us.
+        let Lock { array, offset, .. } = &self.lock;
+        array.client.core.link.let_go(array.number, *offset, self.token);
+        freed
+    }
+
+    fn try_free(&self) -> Result<()> {
         if !self.is_of_this_session() {
             return Err(self.lost());
         }

@@ -593,14 +593,14 @@ impl Client {
     }
 
     fn open(&self, name: &str, form: Option<Form>) -> Result<Arc<Array>> {
-        let mut session = self.core.link.welcome().session;
+        let mut tenure = self.core.link.welcome().tenure();
         let mut opened = self.core.link.open(name, form);
-        // The place of the first cell is good in the session that it was told
-        // in: asked again if that may have been another one.
+        // The place of the first cell is good in the session, and the life of the
+        // server, that it was told in: asked again if that may have been another one.
         while let Ok((number, _)) = opened
-            && self.core.link.welcome().session != session
+            && self.core.link.welcome().tenure() != tenure
         {
-            session = self.core.link.welcome().session;
+            tenure = self.core.link.welcome().tenure();
             let again = self.core.link.open(name, form);
             self.core.link.drop_binding(number);
             opened = again;
@@ -628,7 +628,7 @@ impl Client {
         let slot = match &self.core.shm {
             // The others have queues, and the server has those.
             Some(shm) if matches!(kind, Kind::Event | Kind::Counter) => {
-                shm.bind(number, session, record.base, shape.extent())
+                shm.bind(number, tenure, record.base, shape.extent())
             }
             _ => Ways::none(),
         };

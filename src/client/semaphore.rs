@@ -22,8 +22,9 @@ array_handle!(SemaphoreArray, Semaphore, "semaphore");
 /// it in the order in which they came to the server.
 ///
 /// Permits belong to nobody: whoever likes can give one back, and one whose
-/// taker has died does not come back by itself. Where that matters, use a
-/// [`Lock`](crate::Lock).
+/// taker has died does not come back by itself; nor does one that the server had
+/// handed out to one who queued when it was killed, and that had not arrived.
+/// Where that matters, use a [`Lock`](crate::Lock).
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     array: Arc<Array>,
@@ -102,7 +103,12 @@ impl Semaphore {
             let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
-                Ok(Some(_)) => return self.confirm(welcome.session).map(|()| true),
+                Ok(Some(word)) => {
+                    // It was written down as if it were a lock.
+                    let token = sync::Lock::of(word).taken(seat, true).token;
+                    link.let_go(array, offset, token);
+                    return self.confirm(welcome.session).map(|()| true);
+                }
                 Ok(None) => return Ok(false),
                 // The session is another one since: once more, with its seat.
                 Err(Failure::Refused(Refusal::StaleSeat, _)) => {}

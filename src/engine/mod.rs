@@ -14,6 +14,7 @@
 //! [`Engine::settle`], which frees what it held and tells those who rely on it.
 
 mod actor;
+mod former;
 mod journal;
 mod parking;
 mod peers;
@@ -25,8 +26,9 @@ mod sync;
 mod tests;
 
 pub use actor::{Actor, Swap};
+pub use former::{Former, Formers, Left, Note, Roster, check_former};
 pub use journal::Journal;
-pub use peers::{Gone, Way};
+pub use peers::{Gone, MAX_LOST, MAX_PEER_NAME, Way};
 pub use request::Next;
 pub use session::Route;
 pub use slots::{Begun, SlotRow, Writing};

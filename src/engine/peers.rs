@@ -1,6 +1,8 @@
 //! Who is here, by what name, and what they leave behind: seats, names,
 //! barrier parties, wills. Pure bookkeeping, under one lock.
 
+use super::former::{Note, Roster};
+use crate::auth::Access;
 use crate::catalog::Entry;
 use crate::cell::Op;
 use crate::cell::sync::MAX_SEAT;
@@ -10,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Longest name of a peer, in bytes.
-const MAX_PEER_NAME: usize = 128;
+pub const MAX_PEER_NAME: usize = 128;
 
 /// Most names of lost peers that are remembered; the oldest go first.
-const MAX_LOST: usize = 1 << 16;
+pub const MAX_LOST: usize = 1 << 16;
 
 /// Most barriers that one session can be a party of.
 pub const MAX_PARTIES: usize = 1 << 12;
@@ -163,6 +165,8 @@ pub struct Peers {
     lost_in_order: VecDeque<Arc<str>>,
     /// By the cells of the barriers.
     pub breaches: HashMap<u32, Breach>,
+    /// Where sessions are noted, if they are to outlive the server.
+    pub roster: Option<Box<dyn Roster>>,
 }
 
 /// Why a session cannot have a name.
@@ -175,15 +179,86 @@ pub enum NameRefused {
 }
 
 impl Peers {
+    fn note(&mut self, note: &Note<'_>) {
+        if let Some(roster) = &mut self.roster {
+            roster.note(note);
+        }
+    }
+
+    /// A session of a former life has its seat, which is free, and its name.
+    pub fn take_up(&mut self, seat: u32, mut member: Member, name: Option<Arc<str>>) {
+        if let Some(name) = &name {
+            self.names.insert(name.clone(), seat);
+        }
+        member.name = name;
+        self.seats.insert(member.session, seat);
+        self.members.insert(seat, member);
+    }
+
+    /// These peers were lost in a former life, in which this seat was taken last.
+    pub fn remember(&mut self, lost: Vec<(Arc<str>, Gone)>, last_seat: u32) {
+        self.last_seat = last_seat;
+        for (name, how) in lost {
+            self.miss(name, how, Duration::ZERO);
+        }
+    }
+
+    fn miss(&mut self, name: Arc<str>, how: Gone, now: Duration) {
+        self.lost.insert(name.clone(), (how, now));
+        self.lost_in_order.push_back(name);
+        if self.lost_in_order.len() > MAX_LOST
+            && let Some(oldest) = self.lost_in_order.pop_front()
+        {
+            self.lost.remove(&oldest);
+        }
+    }
+
+    /// A session is a party of the barrier on this cell. `false`: it is one of
+    /// as many as it may.
+    pub fn be_party(&mut self, seat: u32, place: u32) -> bool {
+        let Some(member) = self.members.get_mut(&seat) else {
+            return true;
+        };
+        if member.parties.contains(&place) {
+            return true;
+        }
+        if member.parties.len() >= MAX_PARTIES {
+            return false;
+        }
+        member.parties.insert(place);
+        self.note(&Note::Party { seat, place });
+        true
+    }
+
+    /// A session leaves this to be done, and nothing else.
+    pub fn leave_will(&mut self, seat: u32, will: Vec<Bequest>) {
+        let Some(member) = self.members.get_mut(&seat) else {
+            return;
+        };
+        member.will = will;
+        if let Some(roster) = &mut self.roster {
+            roster.note(&Note::Will { seat, will: &member.will });
+        }
+    }
+
+    /// A session has handed over what it had: nobody misses it.
+    pub fn hand_over(&mut self, seat: u32) {
+        self.withdraw(seat);
+        self.note(&Note::Released { seat });
+    }
+
     /// A seat for a new session, or 0 if every one is taken. It is not given
     /// to another one soon.
     pub fn sit_down(&mut self, member: Member) -> u32 {
         for _ in 0..MAX_SEAT {
             self.last_seat = self.last_seat % MAX_SEAT + 1;
             if !self.members.contains_key(&self.last_seat) {
-                self.seats.insert(member.session, self.last_seat);
-                self.members.insert(self.last_seat, member);
-                return self.last_seat;
+                let (session, seat) = (member.session, self.last_seat);
+                let access = if member.reads_only { Access::ReadOnly } else { Access::ReadWrite };
+                self.seats.insert(session, seat);
+                self.members.insert(seat, member);
+                self.note(&Note::Began { session, access, seat });
+                return seat;
             }
         }
         0
@@ -233,6 +308,7 @@ impl Peers {
             self.lost_in_order.retain(|lost| *lost != name);
         }
         self.names.insert(name.clone(), seat);
+        self.note(&Note::Named { seat, name: &name });
         if let Some(member) = self.members.get_mut(&seat) {
             member.name = Some(name);
         }
@@ -260,15 +336,10 @@ impl Peers {
         {
             self.names.remove(name);
             if let Some(how) = member.gone.filter(|how| *how != Gone::Released) {
-                self.lost.insert(name.clone(), (how, now));
-                self.lost_in_order.push_back(name.clone());
-                if self.lost_in_order.len() > MAX_LOST
-                    && let Some(oldest) = self.lost_in_order.pop_front()
-                {
-                    self.lost.remove(&oldest);
-                }
+                self.miss(name.clone(), how, now);
             }
         }
+        self.note(&Note::Ended { seat, how: member.gone.unwrap_or(Gone::Closed) });
         Some(member)
     }
 
@@ -294,6 +365,7 @@ impl Peers {
             member.parties.retain(|place| !cells.contains(place));
         }
         self.breaches.retain(|place, _| !cells.contains(place));
+        self.note(&Note::Cleared { base: cells.start, extent: cells.end - cells.start });
     }
 }
 

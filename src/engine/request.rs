@@ -143,6 +143,7 @@ impl<A: Actor> Engine<A> {
             Tag::Members | Tag::Join | Tag::SetWill | Tag::Party | Tag::WhoBroke | Tag::Release => {
                 self.request(session, tag, header, payload, out, gathered)
             }
+            Tag::Keep => self.request(session, tag, header, payload, out, gathered),
             Tag::Acquire => self.acquire(session, header.id, payload, out),
             Tag::Forfeit => {
                 let id = WaitId { session: session.id, wait: header.id };
@@ -624,10 +625,16 @@ pub(super) fn check(
     run: Run,
 ) -> Result<&Arc<Entry>, Refusal> {
     let entry = session.binding(array).ok_or(Refusal::NoArray)?;
+    if !op.is_read() && session.access == Access::ReadOnly {
+        return Err(Refusal::ReadOnly);
+    }
+    fits(entry, op, run).map(|()| entry)
+}
+
+/// Whether the array is of a kind that has this operation, and has these cells.
+#[inline]
+pub(super) fn fits(entry: &Entry, op: Op, run: Run) -> Result<(), Refusal> {
     if !op.is_read() {
-        if session.access == Access::ReadOnly {
-            return Err(Refusal::ReadOnly);
-        }
         let wants = match op {
             Op::Set | Op::Clear | Op::Take => Kind::Event,
             Op::Acquire | Op::Release => Kind::Lock,
@@ -642,7 +649,7 @@ pub(super) fn check(
     if !run.fits(entry.extent) {
         return Err(Refusal::OutOfRange);
     }
-    Ok(entry)
+    Ok(())
 }
 
 /// Whether these are operands of the operation on this array.
@@ -654,13 +661,22 @@ pub(super) fn check_operands(
     a: u64,
     b: u64,
 ) -> Result<(), Refusal> {
+    let seat = match op {
+        Op::Acquire => a,
+        Op::Release => b,
+        _ => return operands_fit(entry.form.param, op, a, b),
+    };
+    if seat == u64::from(session.seat) { Ok(()) } else { Err(Refusal::StaleSeat) }
+}
+
+/// The same, of an operation that names no seat, on an array with this `param`.
+#[inline]
+pub(super) fn operands_fit(param: u64, op: Op, a: u64, b: u64) -> Result<(), Refusal> {
     let fits = |v: u64| pack(v as i64).is_some();
     let (fine, otherwise) = match op {
-        Op::Acquire => (a == u64::from(session.seat), Refusal::StaleSeat),
-        Op::Release => (b == u64::from(session.seat), Refusal::StaleSeat),
-        Op::Arrive | Op::Break | Op::Reset => (b == entry.form.param, Refusal::BadOperand),
+        Op::Arrive | Op::Break | Op::Reset => (b == param, Refusal::BadOperand),
         Op::Up => {
-            let (_, bound) = sync::permits(entry.form.param);
+            let (_, bound) = sync::permits(param);
             (a >= 1 && b == bound, Refusal::BadOperand)
         }
         Op::CompareExchange => (fits(a) && fits(b), Refusal::TooLarge),

@@ -1,9 +1,9 @@
 //! What the engine does about locks, barriers and peers: the requests, and what
 //! is to be done when a session has ended.
 
-use super::actor::{Actor, execute, replace_all};
+use super::actor::{Actor, execute};
 use super::parking::{Ended, Parking, WaitId};
-use super::peers::{Bequest, Breach, Gone, Loss, MAX_PARTIES, NameRefused, Way};
+use super::peers::{Bequest, Breach, Gone, Loss, NameRefused, Way};
 use super::request::{Gathered, Refused, check, check_operands, finish_words};
 use super::session::Session;
 use super::{Done, Engine, Out, deliver, lock, push_ended};
@@ -56,6 +56,7 @@ impl<A: Actor> Engine<A> {
             Tag::Join => self.join(session, payload)?,
             Tag::SetWill => self.set_will(session, payload)?,
             Tag::Party => self.party(session, payload)?,
+            Tag::Keep => self.keep(session, payload, gathered)?,
             _ => self.hand_over(session, payload, gathered)?,
         };
         if done.is_ok() {
@@ -103,9 +104,7 @@ impl<A: Actor> Engine<A> {
                 }
             }
         }
-        if let Some(member) = lock(&self.peers).at(session.seat) {
-            member.will = will;
-        }
+        lock(&self.peers).leave_will(session.seat, will);
         Ok(Ok(()))
     }
 
@@ -138,11 +137,8 @@ impl<A: Actor> Engine<A> {
         if session.access == Access::ReadOnly {
             return Ok(Err((Refusal::ReadOnly, 0)));
         }
-        if let Some(member) = lock(&self.peers).at(session.seat) {
-            if member.parties.len() >= MAX_PARTIES && !member.parties.contains(&place) {
-                return Ok(Err((Refusal::TooMuchLeft, 0)));
-            }
-            member.parties.insert(place);
+        if !lock(&self.peers).be_party(session.seat, place) {
+            return Ok(Err((Refusal::TooMuchLeft, 0)));
         }
         Ok(Ok(()))
     }
@@ -181,7 +177,7 @@ impl<A: Actor> Engine<A> {
         }
         session.released = true;
         if session.may_hold {
-            let mine = |seat| seat == session.seat;
+            let mine = |_, held: Lock| held.seat == session.seat;
             self.free_locks(mine, false, &mut gathered.rung);
         }
         let parties = {
@@ -197,7 +193,7 @@ impl<A: Actor> Engine<A> {
             (parties, arrived)
         };
         self.leave_barriers(session.seat, &parties.0, &parties.1, Gone::Released, gathered);
-        lock(&self.peers).withdraw(session.seat);
+        lock(&self.peers).hand_over(session.seat);
         Ok(Ok(()))
     }
 
@@ -263,14 +259,20 @@ impl<A: Actor> Engine<A> {
         Ok(())
     }
 
-    /// Frees the locks of those seats. The cells to ring for go into `rung`.
-    fn free_locks(&self, of: impl Fn(u32) -> bool, abandoned: bool, rung: &mut Vec<u32>) -> usize {
+    /// Frees the locks of which this is so, by their cell. The cells to ring for
+    /// go into `rung`.
+    pub(super) fn free_locks(
+        &self,
+        of: impl Fn(u32, Lock) -> bool,
+        abandoned: bool,
+        rung: &mut Vec<u32>,
+    ) -> usize {
         let catalog = self.catalogued();
         let mut freed = 0;
         for entry in catalog.list("", usize::MAX).filter(|e| e.form.kind == Kind::Lock) {
             for place in entry.base..entry.base + entry.extent {
                 let mut word = self.actor.load(place);
-                while Lock::of(word).seat != 0 && of(Lock::of(word).seat) {
+                while Lock::of(word).seat != 0 && of(place, Lock::of(word)) {
                     let free = Lock::of(word).freed(abandoned).word() | word & WAITING;
                     match self.actor.compare_exchange(place, word, free) {
                         Ok(old) => {
@@ -356,7 +358,7 @@ impl<A: Actor> Engine<A> {
             (seat, how, member.may_hold, parties, arrived, will)
         };
         if may_hold {
-            self.free_locks(|holder| holder == seat, true, &mut gathered.rung);
+            self.free_locks(|_, held| held.seat == seat, true, &mut gathered.rung);
         }
         self.leave_barriers(seat, &parties, &arrived, how, &mut gathered);
         if how != Gone::Released {
@@ -388,23 +390,10 @@ impl<A: Actor> Engine<A> {
         deliver(gathered.done, out);
     }
 
-    /// To be called at the start, with cells of a former life: nobody who held a
-    /// lock then lives, and of those who waited at a barrier nobody does any
-    /// more, so it would never have all together again.
-    pub fn take_over(&self) {
-        let mut nobody_waits = Vec::new();
-        self.free_locks(|_| true, true, &mut nobody_waits);
-        let catalog = self.catalogued();
-        for entry in arrays(&catalog, &[Kind::Barrier]).values() {
-            for place in entry.base..entry.base + entry.extent {
-                let word = self.actor.load(place);
-                let barrier = Barrier::of(word);
-                if barrier.index(entry.form.param) > 0 && !barrier.broken {
-                    let word = Barrier { broken: true, ..barrier }.value() << 1;
-                    replace_all(&self.actor, [place], word);
-                }
-            }
-        }
+    /// Frees locks that are held by nobody who lives; how many.
+    pub(super) fn free_orphans(&self, rung: &mut Vec<u32>) -> usize {
+        // A seat is in the table before its session hears of it.
+        self.free_locks(|_, held| !lock(&self.peers).sits(held.seat), true, rung)
     }
 
     /// To be called now and then: frees locks that are held by nobody who
@@ -412,8 +401,7 @@ impl<A: Actor> Engine<A> {
     /// itself and went on after its end.
     pub fn tidy(&self, out: &mut Out) {
         let mut rung = Vec::new();
-        // A seat is in the table before its session hears of it.
-        let freed = self.free_locks(|seat| !lock(&self.peers).sits(seat), true, &mut rung);
+        let freed = self.free_orphans(&mut rung);
         if freed > 0 {
             tracing::warn!(freed, "freed locks of sessions that have ended before");
         }

@@ -97,14 +97,26 @@ impl Worker {
         if resume.beside {
             return self.admit_beside(key, handshake, proven, self.welcome(proven));
         }
+        let now = self.shared.incarnation;
+        // Of another life of this state: what is left of the session is that
+        // which the state keeps.
+        let former = resume.incarnation != now && resume.incarnation >> 32 == now >> 32;
         let newcomer = Newcomer {
             access: proven.access,
-            resume: (resume.incarnation == self.shared.incarnation).then_some(resume.session),
+            resume: (resume.incarnation == now || former).then_some(resume.session),
             next_request: resume.next_request,
             fresh: fresh.max(1),
             route: self.route(key, serial),
         };
-        let attached = self.shared.engine.attach(&newcomer, self.shared.now(), &mut self.out);
+        let (engine, now) = (&self.shared.engine, self.shared.now());
+        let taken_up = match former {
+            true => engine.take_up(&newcomer, now, &mut self.out),
+            false => None,
+        };
+        let attached = taken_up.unwrap_or_else(|| {
+            let newcomer = Newcomer { resume: newcomer.resume.filter(|_| !former), ..newcomer };
+            engine.attach(&newcomer, now, &mut self.out)
+        });
         let welcome = Welcome {
             resumed: attached.resumed,
             session: attached.id,

@@ -19,7 +19,7 @@ pub(crate) use shm::{DESK_PLACES, WATCHED_IN_WORD, address_of, boot_id, named_so
 
 use crate::auth::{Domain, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
-use crate::engine::Engine;
+use crate::engine::{Engine, Roster};
 use crate::error::{Error, Result};
 use crate::layout::{MAX_CELLS, Shape};
 use crate::rdma::device_name;
@@ -247,7 +247,8 @@ impl ServerBuilder {
         let every = self.keep.every();
         let (beginning, snapshots) =
             std::mem::take(&mut self.keep).begin(self.capacity, DEFAULT_CAPACITY)?;
-        let Beginning { segment, catalog, incarnation, journal, origin } = beginning;
+        let Beginning { segment, catalog, incarnation, journal, formers, roster, origin } =
+            beginning;
         let capacity = catalog.capacity();
         let listeners = listen::listen(&self.binds)?;
         let addrs = listeners
@@ -293,7 +294,8 @@ impl ServerBuilder {
             most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
             most_strangers: (files / 4).clamp(16, 4096),
         });
-        shared.engine.take_over();
+        let roster = roster.map(|file| Box::new(file) as Box<dyn Roster>);
+        shared.engine.take_over(formers, roster);
         // From here on dropping the server ends what has been started.
         let mut server = Server {
             shared: shared.clone(),

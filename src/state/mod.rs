@@ -2,13 +2,16 @@
 //! catalog, and snapshots on disk.
 //!
 //! The folder holds `segment`, the memory itself, which the server maps and
-//! registers; `catalog`, which arrays there are ([`catalog`]); and `lock`. The
-//! kernel keeps all of it when the server is killed. The names `slots-N` are
+//! registers; `catalog`, which arrays there are ([`catalog`]); `sessions`, who
+//! was there ([`sessions`]); and `lock`. The kernel keeps all of it when the
+//! server is killed. The names `slots-N` are
 //! kept free for memory beside the segment.
 
 mod catalog;
 mod folder;
 mod record;
+mod sealed;
+mod sessions;
 mod snapshot;
 mod store;
 
@@ -17,6 +20,7 @@ pub use store::{SnapshotInfo, Snapshots, inspect};
 
 use crate::catalog::Catalog;
 use crate::cell::WAITING;
+use crate::engine::Formers;
 use crate::error::{Error, Result};
 use crate::layout::{MAGIC_WORD, header};
 use crate::segment::Segment;
@@ -24,6 +28,7 @@ use catalog::CatalogFile;
 use folder::refused;
 use record::{Arrays, Bad, Head};
 use rustix::io::Errno;
+use sessions::{Sessions, SessionsFile};
 use snapshot::Snapshot;
 use std::fs::File;
 use std::io::Read;
@@ -62,6 +67,10 @@ pub struct Beginning {
     pub incarnation: u64,
     /// Where to note changes of the catalog.
     pub journal: Option<CatalogFile>,
+    /// Who was there in the life before.
+    pub formers: Formers,
+    /// Where to note who is there.
+    pub roster: Option<SessionsFile>,
     /// Where all that came from.
     pub origin: Origin,
 }
@@ -137,17 +146,21 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
     let state = new_state()?;
     write_header(&segment, capacity, incarnation(state, 1));
     clear_waiting(&segment, &catalog);
-    let journal = folder
+    let files = folder
         .map(|folder| {
+            let (_, sessions) =
+                SessionsFile::make(folder, capacity, (state, 1), Sessions::default())?;
             // The catalog comes last: the state is there when it is.
             let file = CatalogFile::draft(folder, capacity, (state, 1), arrays)?;
             folder.rename(SEGMENT_NEW, SEGMENT)?;
             file.publish()?;
-            Ok::<_, Error>(file)
+            Ok::<_, Error>((file, sessions))
         })
         .transpose()?;
+    let (journal, roster) = files.unzip();
     let origin = snapshot.map_or(Origin::Nothing, |(_, path)| Origin::Snapshot(path));
-    Ok(Beginning { segment, catalog, incarnation: incarnation(state, 1), journal, origin })
+    let (incarnation, formers) = (incarnation(state, 1), Formers::default());
+    Ok(Beginning { segment, catalog, incarnation, journal, formers, roster, origin })
 }
 
 fn has_state(folder: &Folder) -> Result<bool> {
@@ -168,7 +181,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         },
     };
     let path = folder.file(name);
-    let (head, arrays) = catalog::read(&read(&file, &path)?).map_err(|bad| useless(&path, &bad))?;
+    let (head, arrays) =
+        catalog::read(&read(&file, &path, catalog::MOST)?).map_err(|bad| useless(&path, &bad))?;
     let damaged = |what: String| useless(&path, &Bad::Content(what));
     let catalog = Catalog::restore(head.capacity, placed(&arrays), &arrays.held)
         .map_err(|damage| damaged(damage.to_string()))?;
@@ -176,6 +190,7 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         return Err(lost(folder, catalog::NAME, SEGMENT));
     };
     let segment = map_segment(folder, segment, &head)?;
+    let sessions = read_sessions(folder, &head)?;
     if let Some(asked) = capacity.filter(|&asked| asked != head.capacity) {
         let what = format!(
             "has a capacity of {} cells, and {asked} are asked for; leave --capacity out, or begin in another folder with a snapshot",
@@ -189,6 +204,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         folder.rename(catalog::NEW, catalog::NAME)?;
     }
     let life = head.life.wrapping_add(1).max(1);
+    let (formers, roster) =
+        SessionsFile::make(folder, head.capacity, (head.state, life), sessions)?;
     let journal = CatalogFile::draft(folder, head.capacity, (head.state, life), arrays)?;
     write_header(&segment, head.capacity, incarnation(head.state, life));
     clear_waiting(&segment, &catalog);
@@ -199,6 +216,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         catalog,
         incarnation: incarnation(head.state, life),
         journal: Some(journal),
+        formers,
+        roster: Some(roster),
         origin: Origin::State { life },
     }))
 }
@@ -217,11 +236,25 @@ fn lost(folder: &Folder, there: &str, missing: &str) -> Error {
     refused(folder.path(), format!("holds the file {there} and no {missing}; {MEND}"))
 }
 
-fn read(file: &File, path: &std::path::Path) -> Result<Vec<u8>> {
+/// Who was there in the life before. Without the file nobody was: each lock is
+/// free then, and each barrier that is half full is broken.
+fn read_sessions(folder: &Folder, catalog: &Head) -> Result<Sessions> {
+    let path = folder.file(sessions::NAME);
+    let Some(file) = folder.open_file(sessions::NAME)? else {
+        tracing::warn!(path = %path.display(), "there is no file of the sessions: all locks come free");
+        return Ok(Sessions::default());
+    };
+    let bytes = read(&file, &path, sessions::MOST)?;
+    Sessions::read(&bytes, catalog).map_err(|bad| {
+        refused(&path, format!("{bad}; nothing was changed: move this file away to start without the sessions that there were, so that their locks are free and abandoned"))
+    })
+}
+
+fn read(file: &File, path: &std::path::Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = file.take(catalog::MOST + 1).read_to_end(&mut bytes);
+    let read = file.take(most + 1).read_to_end(&mut bytes);
     read.map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
-    if bytes.len() as u64 > catalog::MOST {
+    if bytes.len() as u64 > most {
         return Err(useless(path, &Bad::Content("it is too long".to_owned())));
     }
     Ok(bytes)

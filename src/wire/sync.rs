@@ -12,6 +12,9 @@ pub const MAX_WILL: usize = 1024;
 /// Most of what a session holds that is named in a list of members.
 pub const MAX_HOLDS: usize = 32;
 
+/// Most locks in one [`Tag::Keep`].
+pub const MAX_KEPT: usize = super::MAX_PAYLOAD / size_of::<KeepRecord>();
+
 /// Bytes after which a list of members ends, to be asked for further.
 pub const MEMBERS_BYTES: usize = 128 << 10;
 
@@ -35,6 +38,20 @@ pub struct AcquireRecord {
     pub seat: u32,
     /// 0.
     pub reserved_too: u32,
+}
+
+/// A lock that a client holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct KeepRecord {
+    /// The session's number of the array.
+    pub array: u16,
+    /// 0.
+    pub reserved: u16,
+    /// The cell, counted from the start of the array.
+    pub offset: u32,
+    /// Its token.
+    pub token: u64,
 }
 
 /// A cell of a barrier.

@@ -1,6 +1,7 @@
 //! The engine without sockets.
 
 mod cases;
+mod former;
 mod hostile;
 mod interleavings;
 mod local;

@@ -19,7 +19,7 @@ pub(crate) use slot::{Fast, Place, Slot};
 
 use super::tcp::{Canceller, Link};
 use super::{CellOp, Failure, Follower, Transport, Waited};
-use crate::auth::Welcome;
+use crate::auth::{Tenure, Welcome};
 use crate::cell::Op;
 use crate::engine::lock;
 use crate::error::Error;
@@ -37,7 +37,7 @@ use std::time::Duration;
 struct Bound {
     slot: &'static Slot,
     /// Its first cell, in the segment of the server of this session.
-    base: Option<(u64, u32)>,
+    base: Option<(Tenure, u32)>,
     extent: u32,
     /// Handles.
     users: usize,
@@ -47,9 +47,8 @@ struct Bound {
 struct State {
     /// The memory that goes with the session, also while the connection is down.
     window: Option<Arc<Window>>,
-    session: u64,
-    /// Which life of the server it is with.
-    incarnation: u64,
+    /// The session, and the life of the server.
+    tenure: Tenure,
     /// The connection is there, so the memory is that of a living server.
     up: bool,
     closed: bool,
@@ -83,18 +82,13 @@ impl Shm {
     pub fn open(link: &Arc<Link>, under: Arc<dyn Transport>) -> Result<Arc<Shm>, String> {
         // So that it is known by now whether there can be any.
         slot::give(slot::take().map_err(|e| format!("memory that a forked child lacks: {e}"))?);
-        let Welcome { session, incarnation, .. } = link.welcome();
+        let tenure = link.welcome().tenure();
         let window = Arc::new(attach::attach(link)?);
         let shm = Arc::new_cyclic(|me| Shm {
             link: link.clone(),
             under,
             epoch: AtomicU64::new(0),
-            state: RwLock::new(State {
-                window: Some(window.clone()),
-                session,
-                incarnation,
-                ..State::default()
-            }),
+            state: RwLock::new(State { window: Some(window.clone()), tenure, ..State::default() }),
             sleepers: Sleepers::default(),
             windows: Mutex::new(vec![window]),
             me: me.clone(),
@@ -103,7 +97,7 @@ impl Shm {
         shm.watch().map_err(|e| format!("a thread that watches the connection: {e}"))?;
         // The connection may have gone before anyone followed it.
         let mut state = shm.write();
-        state.up = link.is_connected() && link.welcome().session == session;
+        state.up = link.is_connected() && link.welcome().tenure() == tenure;
         drop(state);
         Ok(shm)
     }
@@ -125,7 +119,7 @@ impl Shm {
 
     /// Notes where an array's cells are that was opened in this session, and
     /// gives the way to them. To be given back with [`unbind`](Self::unbind).
-    pub fn bind(&self, number: u16, session: u64, base: u32, extent: u64) -> &'static Slot {
+    pub fn bind(&self, number: u16, tenure: Tenure, base: u32, extent: u64) -> &'static Slot {
         let Ok(extent) = u32::try_from(extent) else {
             return Slot::none();
         };
@@ -134,7 +128,7 @@ impl Shm {
         if state.bound.len() <= at {
             state.bound.resize(at + 1, None);
         }
-        let base = Some((session, base));
+        let base = Some((tenure, base));
         let bound = match state.bound[at] {
             // A handle relies on the number of cells behind its slot.
             Some(known) if known.extent != extent => return Slot::none(),
@@ -198,8 +192,8 @@ impl Shm {
         let state = self.read();
         let window = state.window.clone().filter(|_| state.up)?;
         let bound = state.bound.get(usize::from(array))?.as_ref()?;
-        let (session, base) = bound.base?;
-        (session == state.session && offset < bound.extent).then(|| (window, base + offset))
+        let (tenure, base) = bound.base?;
+        (tenure == state.tenure && offset < bound.extent).then(|| (window, base + offset))
     }
 
     fn slot(&self, array: u16) -> Option<(&'static Slot, u32)> {
@@ -293,7 +287,7 @@ impl State {
     /// Opens the way to an array, or closes it.
     fn show(&self, bound: &Bound) {
         let here = self.window.as_ref().filter(|_| self.up && !self.closed);
-        let place = bound.base.filter(|(session, _)| *session == self.session);
+        let place = bound.base.filter(|(tenure, _)| *tenure == self.tenure);
         // `Shm::windows` keeps the window as long as the client lives.
         let shown = here
             .zip(place)
@@ -314,7 +308,7 @@ impl Follower for Shm {
     fn lost(&self) {
         let mut state = self.write();
         // It may be back by now.
-        state.up = state.up && self.link.has(state.session);
+        state.up = state.up && self.link.has(state.tenure);
         state.show_all();
         let window = state.window.clone();
         drop(state);
@@ -346,9 +340,9 @@ impl Follower for Shm {
             return;
         }
         let mut state = self.write();
-        let same = welcome.incarnation == state.incarnation;
+        let same = welcome.tenure() == state.tenure;
         if welcome.resumed && same && state.window.is_some() {
-            state.up = self.link.has(welcome.session);
+            state.up = self.link.has(welcome.tenure());
             state.show_all();
             return;
         }
@@ -356,14 +350,13 @@ impl Follower for Shm {
         let old = state.window.take();
         self.count();
         state.up = false;
-        state.session = welcome.session;
-        state.incarnation = welcome.incarnation;
+        state.tenure = welcome.tenure();
         for (number, bound) in state.bound.iter_mut().enumerate() {
             if let Some(bound) = bound
-                && bound.base.is_none_or(|(session, _)| session != welcome.session)
+                && bound.base.is_none_or(|(tenure, _)| tenure != welcome.tenure())
             {
                 let found = opened.iter().find(|(n, _)| usize::from(*n) == number);
-                bound.base = found.map(|(_, base)| (welcome.session, *base));
+                bound.base = found.map(|(_, base)| (welcome.tenure(), *base));
             }
         }
         state.show_all();
@@ -374,7 +367,7 @@ impl Follower for Shm {
         }
         let attached = attach::attach(&self.link);
         let mut state = self.write();
-        if state.closed || state.session != welcome.session {
+        if state.closed || state.tenure != welcome.tenure() {
             return;
         }
         match attached {
@@ -382,7 +375,7 @@ impl Follower for Shm {
                 let window = Arc::new(window);
                 lock(&self.windows).push(window.clone());
                 state.window = Some(window);
-                state.up = self.link.has(welcome.session);
+                state.up = self.link.has(welcome.tenure());
                 state.show_all();
             }
             Err(why) => {

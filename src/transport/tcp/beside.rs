@@ -5,7 +5,7 @@
 use super::super::connect::{connect, plain};
 use super::Failure;
 use super::link::Link;
-use crate::auth::Resume;
+use crate::auth::{Resume, Tenure};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
 use crate::slot::Version;
@@ -79,7 +79,7 @@ struct Inner {
 struct Connection {
     socket: TcpStream,
     /// The session that it belongs to.
-    session: u64,
+    tenure: Tenure,
     /// The session's own connection when this one was taken.
     control: Option<Arc<TcpStream>>,
 }
@@ -265,7 +265,7 @@ impl Link {
             };
             if control.is_some() {
                 let mut inner = lock(&self.pool.inner);
-                inner.idle.retain(|c| c.session == welcome.session);
+                inner.idle.retain(|c| c.tenure == welcome.tenure());
                 let connection = inner.idle.pop();
                 drop(inner);
                 if let Some(connection) = connection {
@@ -285,8 +285,8 @@ impl Link {
                             .set_read_timeout(look)
                             .and_then(|()| socket.set_write_timeout(look))
                             .map_err(|e| Error::os("setting up a connection", e))?;
-                        let session = welcome.session;
-                        taken.connection = Some(Connection { socket, session, control });
+                        let tenure = welcome.tenure();
+                        taken.connection = Some(Connection { socket, tenure, control });
                         return Ok(taken);
                     }
                     Ok(_) => why = Some("the server knows no such session".to_owned()),

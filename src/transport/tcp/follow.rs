@@ -2,7 +2,7 @@
 
 use super::super::Follower;
 use super::link::Link;
-use crate::auth::Welcome;
+use crate::auth::{Tenure, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
 use crate::wire::{self, Tag};
@@ -38,9 +38,9 @@ impl Link {
     }
 
     /// Whether there is a connection, and with this session.
-    pub(crate) fn has(&self, session: u64) -> bool {
+    pub(crate) fn has(&self, tenure: Tenure) -> bool {
         let state = lock(&self.state);
-        state.socket.is_some() && state.welcome.session == session && !state.closed
+        state.socket.is_some() && state.welcome.tenure() == tenure && !state.closed
     }
 
     /// The connection, if there is one.

@@ -152,7 +152,8 @@ impl Link {
             return;
         }
         if !welcome.resumed {
-            state.forget_unrepeatable(&self.settings.target.addr);
+            let kept = welcome.session == state.welcome.session;
+            state.forget_unrepeatable(&self.settings.target.addr, kept);
             // The server knows nothing of them.
             state.done_waits.clear();
             state.told.clear();

@@ -14,6 +14,7 @@ use super::super::Follower;
 use super::super::connect::Target;
 use super::Failure;
 use super::beside::Pool;
+use super::holds::Holds;
 use super::reading::{Begun, Inbox};
 use super::state::{Call, Reply, Request, State, Status, take_done};
 use crate::auth::Welcome;
@@ -91,6 +92,7 @@ impl Link {
                 bindings: Vec::new(),
                 name: None,
                 will: None,
+                holds: Holds::default(),
             }),
             inbox: Mutex::default(),
             pool: Pool::default(),

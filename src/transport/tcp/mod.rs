@@ -2,6 +2,7 @@
 
 mod beside;
 mod follow;
+mod holds;
 mod life;
 mod link;
 mod reading;

@@ -214,9 +214,14 @@ impl Link {
             // Operations find out by themselves what is wrong with it.
             state.bell = None;
         }
+        let same = |now: &Arc<dyn Bell>| std::ptr::addr_eq(Arc::as_ptr(now), bell);
+        let stale = !state.bell.as_ref().is_some_and(same);
         let mut rest = &frames[..];
         while let Ok(Some((header, payload))) = wire::split(rest) {
             rest = &rest[HEADER + payload.len()..];
+            if stale && state.is_of_claim(header.tag, header.id) {
+                continue;
+            }
             if let Err(what) = self.dispatch(&mut state, &header, payload) {
                 tracing::warn!(what, "a notification that makes no sense");
             }
@@ -270,10 +275,16 @@ impl Link {
         let mut used = 0;
         let mut state = lock(&self.state);
         state.heard = true;
+        // What was granted by a life of the server that is over may be held by
+        // others in the next one; see `holds`. It is asked for again.
+        let stale = !state.socket.as_ref().is_some_and(|now| Arc::ptr_eq(now, socket));
         let result = loop {
             match wire::split(&inbox.bytes[used..inbox.filled]) {
                 Ok(Some((header, payload))) => {
                     used += HEADER + payload.len();
+                    if stale && state.is_of_claim(header.tag, header.id) {
+                        continue;
+                    }
                     if let Err(what) = self.dispatch(&mut state, &header, payload) {
                         break Err(what);
                     }

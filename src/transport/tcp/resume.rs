@@ -8,7 +8,7 @@ use crate::wire::{self, ErrorRecord, HEADER, Header, OpenRecord, OpenedRecord, T
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// First pause between two attempts; it doubles up to [`LONGEST_PAUSE`].
@@ -33,10 +33,13 @@ pub(super) fn reconnect(link: &Weak<Link>) {
             return;
         };
         let attempt = connect(&link.settings.target, resume).and_then(|(socket, welcome)| {
-            let opened = match welcome.resumed {
-                true => Vec::new(),
-                false => open_again(&link, &socket, is_same_state(&resume, &welcome))?,
-            };
+            if welcome.resumed {
+                return Ok((socket, welcome, Vec::new()));
+            }
+            // The session goes on in another life of the server.
+            let kept = welcome.session == resume.session;
+            let keep = kept.then(|| link.keep_frame()).flatten();
+            let opened = open_again(&link, &socket, is_same_state(&resume, &welcome), keep)?;
             Ok((socket, welcome, opened))
         });
         match attempt {
@@ -66,10 +69,17 @@ fn is_same_state(before: &Resume, now: &Welcome) -> bool {
 /// and so creates it on a server that has lost its state. If it has not, an
 /// array that is not there was removed, and is not made again. One that cannot
 /// be opened stays closed, and operations on it say so. Then the session gets its
-/// name and its will. The answer: number and first cell of each that was opened.
-fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<Vec<(u16, u32)>> {
+/// name and its will, and says what it holds. The answer: number and first cell of
+/// each array that was opened.
+fn open_again(
+    link: &Link,
+    socket: &TcpStream,
+    existing: bool,
+    keep: Option<Vec<u8>>,
+) -> Result<Vec<(u16, u32)>> {
     let mut opened = Vec::new();
-    let bindings = link.bindings();
+    let mut bindings = link.bindings();
+    bindings.extend(keep.map(Arc::new));
     let addr = &link.settings.target.addr;
     let broke = |e: io::Error| Error::Unreachable { addr: addr.clone(), why: plain(&e) };
     socket.set_read_timeout(Some(link.settings.target.timeout)).map_err(broke)?;
@@ -101,6 +111,7 @@ fn open_again(link: &Link, socket: &TcpStream, existing: bool) -> Result<Vec<(u1
             let what = match frame.get(4) {
                 Some(&tag) if tag == Tag::Join as u8 => "the name is not ours any more",
                 Some(&tag) if tag == Tag::SetWill as u8 => "the will cannot be left",
+                Some(&tag) if tag == Tag::Keep as u8 => "no lock is kept",
                 _ => "an array cannot be opened",
             };
             tracing::warn!(addr, ?refusal, "{what} on the server that is back");

@@ -2,6 +2,7 @@
 //! each. Pure bookkeeping, under the link's lock.
 
 use super::super::Bell;
+use super::holds::Holds;
 use super::{Failure, Waited};
 use crate::auth::Welcome;
 use crate::error::Error;
@@ -133,7 +134,7 @@ pub(super) struct Wait {
 impl Wait {
     /// Whether its answer may have brought something that must go back when
     /// nobody takes it.
-    fn is_claim(&self) -> bool {
+    pub(super) fn is_claim(&self) -> bool {
         self.bytes.get(4) == Some(&(Tag::Acquire as u8))
     }
 }
@@ -207,6 +208,8 @@ pub(super) struct State {
     pub(super) name: Option<Vec<u8>>,
     /// The session's will, and the arrays that it needs.
     pub(super) will: Option<(Vec<u8>, Vec<u16>)>,
+    /// The locks that are held.
+    pub(super) holds: Holds,
 }
 
 impl State {
@@ -268,6 +271,14 @@ impl State {
 
     pub(super) fn wait_over(&mut self, id: u64, answer: Result<Answer, Failure>) {
         self.done_waits.push(Done::Heard(id));
+        if self.waits.get(&id).is_some_and(|wait| wait.answer.is_some()) {
+            // To a cancel that crossed the answer. The server may have forgotten
+            // the wait by then, and what it says of it now counts for nothing.
+            return;
+        }
+        if let Ok(answer) = &answer {
+            self.hold_granted(id, answer);
+        }
         // Unknown: the answer to a cancel of a wait that was answered before.
         let Some(wait) = self.waits.get_mut(&id) else {
             return;
@@ -280,6 +291,16 @@ impl State {
         if let Some(sleeper) = wait.sleeper.take() {
             sleeper.unpark();
         }
+    }
+
+    /// The owner of a wait is about to go, unless the wait is answered by now.
+    pub(super) fn answer_or_abandon(&mut self, id: u64) -> Option<Result<Answer, Failure>> {
+        let answer = self.waits.get_mut(&id).and_then(|wait| wait.answer.take());
+        match answer {
+            Some(_) => drop(self.waits.remove(&id)),
+            None => self.abandon(id),
+        }
+        answer
     }
 
     /// The owner of a wait has gone. The server has to be told, now or with
@@ -296,9 +317,10 @@ impl State {
         }
     }
 
-    /// The server has forgotten this session. What it may have done before
-    /// cannot be known any more, and is not done again.
-    pub(super) fn forget_unrepeatable(&mut self, addr: &str) {
+    /// The server has forgotten this session, or all but what is `kept` over its
+    /// lives. What it may have done before cannot be known any more, and is not
+    /// done again.
+    pub(super) fn forget_unrepeatable(&mut self, addr: &str, kept: bool) {
         let lost: Vec<(u64, &'static str)> = self
             .calls
             .iter()
@@ -314,6 +336,10 @@ impl State {
         self.settle();
         // No wait that is being given up is known to the new session.
         self.waits.retain(|_, wait| !wait.abandoned);
+        if kept {
+            return;
+        }
+        self.holds.clear();
         for wait in self.waits.values_mut().filter(|wait| wait.bound && wait.answer.is_none()) {
             let what = format!("{addr}: a wait");
             wait.answer = Some(Err(Error::LeaseLost { what }.into()));

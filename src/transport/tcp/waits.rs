@@ -162,9 +162,9 @@ impl Link {
             // Time is over: take the wait back, and take what the server says
             // to that, since it may have been satisfied at the last moment.
             if !self.cancel_wait(id) {
-                lock(&self.state).abandon(id);
+                let answer = lock(&self.state).answer_or_abandon(id);
                 self.tell_done();
-                return Ok(Answer::nothing());
+                return answer.unwrap_or_else(|| Ok(Answer::nothing()));
             }
             deadline = Some(Instant::now() + CANCEL_GRACE);
         }

@@ -2,6 +2,7 @@
 
 use super::tcp::Link;
 use crate::engine::lock;
+use farcell_sys::fork::{self, Generation};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -38,13 +39,7 @@ struct Keeper {
 /// Looks after a link until it is dropped: calls [`Link::tend`] each time that
 /// it asks for.
 pub(crate) fn keep(link: Weak<Link>, first: Instant) -> std::io::Result<()> {
-    static KEEPER: OnceLock<std::io::Result<&'static Keeper>> = OnceLock::new();
-    let keeper = KEEPER.get_or_init(|| {
-        let keeper: &'static Keeper = Box::leak(Box::default());
-        std::thread::Builder::new().name("farcell-keeper".to_owned()).spawn(|| keeper.run())?;
-        Ok(keeper)
-    });
-    match keeper {
+    match keeper() {
         Ok(keeper) => {
             let mut due = lock(&keeper.due);
             // It sleeps until the first one that it knows; a later one need
@@ -59,6 +54,36 @@ pub(crate) fn keep(link: Weak<Link>, first: Instant) -> std::io::Result<()> {
         }
         Err(e) => Err(e.kind().into()),
     }
+}
+
+/// The keeper of one process, and behind it that of a child.
+struct OfProcess {
+    keeper: OnceLock<(Generation, std::io::Result<&'static Keeper>)>,
+    child: OnceLock<Box<OfProcess>>,
+}
+
+/// This process's keeper. A forked child has its parent's memory but not its
+/// threads, and whoever held the lock of the parent's keeper is not there to
+/// let go: it gets one of its own.
+fn keeper() -> &'static std::io::Result<&'static Keeper> {
+    static FIRST: OfProcess = OfProcess { keeper: OnceLock::new(), child: OnceLock::new() };
+    let now = fork::generation();
+    let mut at = &FIRST;
+    loop {
+        let (born, keeper) = at.keeper.get_or_init(|| (now, start()));
+        if *born == now {
+            return keeper;
+        }
+        at = at.child.get_or_init(|| {
+            Box::new(OfProcess { keeper: OnceLock::new(), child: OnceLock::new() })
+        });
+    }
+}
+
+fn start() -> std::io::Result<&'static Keeper> {
+    let keeper: &'static Keeper = Box::leak(Box::default());
+    std::thread::Builder::new().name("farcell-keeper".to_owned()).spawn(|| keeper.run())?;
+    Ok(keeper)
 }
 
 impl Keeper {

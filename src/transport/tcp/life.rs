@@ -129,6 +129,9 @@ impl Link {
     /// One user of an array's number has gone. With the last one the number is
     /// free, and the array is not opened again after a reconnect.
     pub(crate) fn drop_binding(&self, number: u16) {
+        if self.is_ours().is_err() {
+            return;
+        }
         let mut state = lock(&self.state);
         if let Some(slot) = state.bindings.get_mut(usize::from(number))
             && let Some(binding) = slot
@@ -292,6 +295,7 @@ impl Link {
                 call.over = true;
             }
         }
+        state.end_later(|| Error::Closed);
         state.wake_all();
     }
 }

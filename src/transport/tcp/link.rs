@@ -14,6 +14,7 @@ use super::super::Follower;
 use super::super::connect::Target;
 use super::Failure;
 use super::beside::Pool;
+use super::later::Pump;
 use super::reading::{Begun, Inbox};
 use super::state::{Call, Reply, Request, State, Status, take_done};
 use crate::auth::Welcome;
@@ -23,6 +24,7 @@ use crate::wire;
 use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -89,6 +91,8 @@ impl Link {
                 bindings: Vec::new(),
                 name: None,
                 will: None,
+                ended: Vec::new(),
+                pump: Pump::default(),
             }),
             inbox: Mutex::default(),
             pool: Pool::default(),
@@ -96,6 +100,14 @@ impl Link {
             follower: OnceLock::new(),
             generation: fork::generation(),
         })
+    }
+
+    /// The connection's socket at this moment.
+    pub(crate) fn fd(&self) -> Option<i32> {
+        if self.is_ours().is_err() {
+            return None;
+        }
+        lock(&self.state).socket.as_ref().map(|socket| socket.as_raw_fd())
     }
 
     /// What the server said when it let us in.

@@ -2,6 +2,7 @@
 
 mod beside;
 mod follow;
+mod later;
 mod life;
 mod link;
 mod reading;
@@ -12,6 +13,8 @@ mod waits;
 mod writing;
 
 pub(crate) use beside::{Begun as SlotBegun, Claimed, Look, SlotAt};
+pub use later::Pending;
+pub(crate) use later::Then;
 pub(crate) use link::{Link, Settings};
 pub(crate) use waits::Patience;
 
@@ -33,6 +36,21 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Canceller {
     inner: Arc<Mutex<Cancelling>>,
+    look: Option<Arc<Look>>,
+}
+
+/// What a waiting thread asks from time to time.
+pub(crate) struct Look {
+    /// How often.
+    pub every: Duration,
+    /// Whether to give up.
+    pub stop: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl std::fmt::Debug for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Look").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +83,21 @@ impl Canceller {
     #[must_use]
     pub fn new() -> Canceller {
         Canceller::default()
+    }
+
+    /// A canceller that asks by itself: each thread that waits with it calls
+    /// `stop` after every such time, and cancels when the answer is `true`.
+    /// For a program whose signals must be looked at on a certain thread. The
+    /// wait itself goes on meanwhile: nothing is sent, and nothing is missed.
+    #[must_use]
+    pub fn watched(every: Duration, stop: impl Fn() -> bool + Send + Sync + 'static) -> Canceller {
+        let every = every.max(Duration::from_millis(1));
+        let look = Look { every, stop: Box::new(stop) };
+        Canceller { inner: Arc::default(), look: Some(Arc::new(look)) }
+    }
+
+    pub(crate) fn look(&self) -> Option<&Look> {
+        self.look.as_deref()
     }
 
     /// Ends every wait that was given this canceller, now and later, with
@@ -209,6 +242,7 @@ impl Link {
         name: &str,
         form: Option<Form>,
     ) -> Result<(u16, OpenedRecord), Failure> {
+        self.is_ours()?;
         let open = |array| {
             let blank = OpenRecord { array, ..Default::default() };
             let record = form.map_or(blank, |form| OpenRecord {
@@ -261,6 +295,12 @@ impl Link {
             Reply::Word(_) => Err(self.senseless("a word in reply to a question")),
         }
     }
+}
+
+/// The frame of a wait.
+pub(crate) fn wait_frame(need: u32, targets: &[WaitRecord]) -> Vec<u8> {
+    let head = wire::WaitHead { need, peers: 0 };
+    frame(Tag::Wait, &[bytemuck::bytes_of(&head), bytemuck::cast_slice(targets)])
 }
 
 impl Transport for Link {

@@ -2,6 +2,7 @@
 //! each. Pure bookkeeping, under the link's lock.
 
 use super::super::Bell;
+use super::later::{Ended, Pump, Then};
 use super::{Failure, Waited};
 use crate::auth::Welcome;
 use crate::error::Error;
@@ -128,6 +129,8 @@ pub(super) struct Wait {
     pub(super) sleeper: Option<Unparker>,
     /// It means nothing to another session.
     pub(super) bound: bool,
+    /// What to do with the answer, if no thread waits for it.
+    pub(super) then: Option<Then>,
 }
 
 impl Wait {
@@ -207,6 +210,10 @@ pub(super) struct State {
     pub(super) name: Option<Vec<u8>>,
     /// The session's will, and the arrays that it needs.
     pub(super) will: Option<(Vec<u8>, Vec<u16>)>,
+    /// Waits without a thread that have ended.
+    pub(super) ended: Vec<Ended>,
+    /// The thread that hears of them.
+    pub(super) pump: Pump,
 }
 
 impl State {
@@ -274,6 +281,12 @@ impl State {
         };
         if wait.abandoned {
             self.waits.remove(&id);
+            return;
+        }
+        if let Some(then) = wait.then.take() {
+            self.waits.remove(&id);
+            self.ended.push(Ended { then, answer });
+            self.pump.wake();
             return;
         }
         wait.answer = Some(answer);
@@ -374,7 +387,9 @@ impl State {
             return;
         }
         let call = self.calls.iter().find_map(|c| c.sleeper.as_ref());
-        let sleeper = call.or_else(|| self.waits.values().find_map(|w| w.sleeper.as_ref()));
+        let sleeper = call
+            .or_else(|| self.waits.values().find_map(|w| w.sleeper.as_ref()))
+            .or(self.pump.sleeper.as_ref());
         if let Some(sleeper) = sleeper {
             sleeper.unpark();
         }
@@ -384,7 +399,7 @@ impl State {
     pub(super) fn wake_all(&mut self) {
         let calls = self.calls.iter().filter_map(|c| c.sleeper.as_ref());
         let waits = self.waits.values().filter_map(|w| w.sleeper.as_ref());
-        for sleeper in calls.chain(waits) {
+        for sleeper in calls.chain(waits).chain(&self.pump.sleeper) {
             sleeper.unpark();
         }
     }

@@ -250,9 +250,10 @@ sys.stdin.read()
         parent.kill()
         parent.wait()
         begun = time.monotonic()
+        # In shared memory it takes a moment until the client has noticed.
         with pytest.raises(farcell.Unreachable):
-            event.is_set()
-        assert time.monotonic() - begun < 5
+            while time.monotonic() - begun < 5:
+                event.is_set()
         with pytest.raises(farcell.Unreachable):
             farcell.connect(address, authkey=KEY)
     finally:

@@ -18,6 +18,7 @@ const WELCOME: Welcome = Welcome {
     session: 6,
     capacity: 7,
     lease_ms: 8,
+    seat: 9,
 };
 
 /// Runs an exchange in which `tamper` may change any message under way.

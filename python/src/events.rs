@@ -339,6 +339,12 @@ impl Event {
         Ok((make, (origin, array.name.clone(), array.rows, array.cols, this.row, this.col)))
     }
 
+    /// What its session is known by.
+    #[getter]
+    fn _origin(&self) -> &str {
+        &self.array.origin.id
+    }
+
     /// Name of its array.
     #[getter]
     fn name(&self) -> &str {

@@ -4,6 +4,7 @@
 //! done once a program is Python, in `pysrc/farcell`.
 
 mod array;
+mod buffer;
 mod counters;
 mod errors;
 mod events;
@@ -11,6 +12,7 @@ mod launching;
 mod pickled;
 mod server;
 mod session;
+mod slots;
 mod sync;
 mod view;
 mod waiting;
@@ -40,6 +42,8 @@ mod _native {
     use crate::server::Server;
     #[pymodule_export]
     use crate::session::{Session, close_all, load_key, open_fds};
+    #[pymodule_export]
+    use crate::slots::{Slot, Slots};
     #[pymodule_export]
     use crate::sync::{Barrier, Lock, Semaphore};
     #[pymodule_export]

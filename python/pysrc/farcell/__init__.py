@@ -33,7 +33,9 @@ from ._errors import (
     ProtocolError,
     ReadOnly,
     ServerGoingAway,
+    SlotBusy,
     SystemRefused,
+    Torn,
     Unreachable,
     ValueTooLarge,
 )
@@ -46,9 +48,12 @@ from ._native import (
     Launch,
     Lock,
     Semaphore,
+    Slot,
+    Slots,
     explain,
 )
 
+from .gossip import GossipBuffer
 from .manager import Manager
 
 __version__: str = _native.__version__
@@ -70,6 +75,7 @@ __all__ = [
     "Event",
     "Events",
     "FarcellError",
+    "GossipBuffer",
     "Launch",
     "LeaseLost",
     "LimitReached",
@@ -87,7 +93,11 @@ __all__ = [
     "Semaphore",
     "Server",
     "ServerGoingAway",
+    "Slot",
+    "SlotBusy",
+    "Slots",
     "SystemRefused",
+    "Torn",
     "TransportReport",
     "Unreachable",
     "ValueTooLarge",

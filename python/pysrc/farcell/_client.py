@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import NamedTuple, overload
 
 from . import _native, _sessions
-from ._native import Barrier, Counters, Events, Lock, Semaphore
+from ._native import Barrier, Counters, Events, Lock, Semaphore, Slots
 
 
 # In Client `list` is a method.
@@ -85,6 +85,10 @@ class Client(_native.Session):
     def barrier(self, name: str, parties: int) -> Barrier:
         """Opens a barrier for this many parties, or creates it."""
         return Barrier(self, name, parties)
+
+    def slots(self, name: str, rows: int, nbytes: int) -> Slots:
+        """Opens an array of messages of up to `nbytes` bytes each, or creates it."""
+        return Slots(self, name, rows, nbytes)
 
     def list(self) -> list[ArrayInfo]:
         """Every array of the server, by name."""

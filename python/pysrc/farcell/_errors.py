@@ -90,6 +90,14 @@ class LimitReached(FarcellError, MemoryError):
     """The server has no room for this."""
 
 
+class SlotBusy(FarcellError, TimeoutError):
+    """Someone else writes the message, and has not finished in time."""
+
+
+class Torn(FarcellError):
+    """The message was left half written by a writer that has gone."""
+
+
 class ReadOnly(FarcellError, PermissionError):
     """The session may read and wait only."""
 

@@ -36,20 +36,20 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Canceller {
     inner: Arc<Mutex<Cancelling>>,
-    look: Option<Arc<Look>>,
+    look: Option<Arc<Asking>>,
 }
 
 /// What a waiting thread asks from time to time.
-pub(crate) struct Look {
+pub(crate) struct Asking {
     /// How often.
     pub every: Duration,
     /// Whether to give up.
     pub stop: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
-impl std::fmt::Debug for Look {
+impl std::fmt::Debug for Asking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Look").field("every", &self.every).finish_non_exhaustive()
+        f.debug_struct("Asking").field("every", &self.every).finish_non_exhaustive()
     }
 }
 
@@ -92,11 +92,11 @@ impl Canceller {
     #[must_use]
     pub fn watched(every: Duration, stop: impl Fn() -> bool + Send + Sync + 'static) -> Canceller {
         let every = every.max(Duration::from_millis(1));
-        let look = Look { every, stop: Box::new(stop) };
+        let look = Asking { every, stop: Box::new(stop) };
         Canceller { inner: Arc::default(), look: Some(Arc::new(look)) }
     }
 
-    pub(crate) fn look(&self) -> Option<&Look> {
+    pub(crate) fn look(&self) -> Option<&Asking> {
         self.look.as_deref()
     }
 

@@ -78,11 +78,14 @@ impl Events {
         py: Python<'_>,
         need: usize,
         seconds: Option<f64>,
+        peers: Option<Vec<String>>,
     ) -> PyResult<Option<Vec<(usize, usize)>>> {
         let time = timeout(seconds)?;
         let array = self.array.get(py)?;
-        let woken =
-            waiting::wait(py, |cancel| select(&array, &self.view)?.wait_with(need, time, cancel))?;
+        let woken = waiting::wait(py, |cancel| {
+            select(&array, &self.view)?
+                .wait_with_options(need, &waiting::options(time, cancel, peers))
+        })?;
         let cells = woken.cells().iter().map(|cell| (cell.row, cell.col)).collect();
         Ok(woken.is_satisfied().then_some(cells))
     }
@@ -239,29 +242,40 @@ impl Events {
 
     /// Sleeps until one of them is set, and returns those that were, as
     /// `(row, column)`; an empty list when the time was over.
-    #[pyo3(signature = (timeout=None))]
-    fn wait_any(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<(usize, usize)>> {
-        Ok(self.woken(py, 1, timeout)?.unwrap_or_default())
+    #[pyo3(signature = (timeout=None, *, peers=None))]
+    fn wait_any(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        peers: Option<Vec<String>>,
+    ) -> PyResult<Vec<(usize, usize)>> {
+        Ok(self.woken(py, 1, timeout, peers)?.unwrap_or_default())
     }
 
     /// Sleeps until each of them has been set since the call, or was before.
-    #[pyo3(signature = (timeout=None))]
-    fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    #[pyo3(signature = (timeout=None, *, peers=None))]
+    fn wait_all(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        peers: Option<Vec<String>>,
+    ) -> PyResult<bool> {
         if self.view.cells() == 0 {
             return Ok(true);
         }
-        Ok(self.woken(py, self.view.cells(), timeout)?.is_some())
+        Ok(self.woken(py, self.view.cells(), timeout, peers)?.is_some())
     }
 
     /// Sleeps until at least `need` of them are set, as `wait_any`.
-    #[pyo3(signature = (need, timeout=None))]
+    #[pyo3(signature = (need, timeout=None, *, peers=None))]
     fn wait_some(
         &self,
         py: Python<'_>,
         need: usize,
         timeout: Option<f64>,
+        peers: Option<Vec<String>>,
     ) -> PyResult<Vec<(usize, usize)>> {
-        Ok(self.woken(py, need, timeout)?.unwrap_or_default())
+        Ok(self.woken(py, need, timeout, peers)?.unwrap_or_default())
     }
 
     /// As `wait_any`, to be awaited.
@@ -401,12 +415,18 @@ impl Event {
     }
 
     /// Sleeps until it is set, and returns `True`; `False` when the time was
-    /// over. Also returns if it was set and cleared again meanwhile.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    /// over. Also returns if it was set and cleared again meanwhile. `PeerLost`
+    /// when the session of one of the peers, named as by `Client.join`, is lost.
+    #[pyo3(signature = (timeout=None, *, peers=None))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        peers: Option<Vec<String>>,
+    ) -> PyResult<bool> {
         let time = waiting::timeout(timeout)?;
         let event = self.native(py)?;
-        waiting::wait(py, |cancel| event.wait_with(time, cancel))
+        waiting::wait(py, |cancel| event.wait_with_options(&waiting::options(time, cancel, peers)))
     }
 
     /// Sleeps until the count of its transitions is another one than `seen`,

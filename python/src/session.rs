@@ -263,6 +263,19 @@ impl Session {
         Ok(all.into_iter().map(|a| (a.name, a.kind.name(), a.rows, a.cols)).collect())
     }
 
+    /// Calls this process's session so, for others to name it in their waits.
+    fn join(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let client = self.origin.client(py)?;
+        py.detach(|| client.join(name)).or_raise(py)
+    }
+
+    /// The names of the sessions that live and have one.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let client = self.origin.client(py)?;
+        let all = py.detach(|| client.members()).or_raise(py)?;
+        Ok(all.into_iter().filter_map(|member| member.name).collect())
+    }
+
     /// Removes an array.
     fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let client = self.origin.client(py)?;

@@ -457,13 +457,7 @@ impl Barrier {
         let time = waiting::timeout(timeout)?;
         let native = self.native(py)?;
         let passed = waiting::wait(py, |cancel| {
-            let mut options = farcell::WaitOptions::new();
-            if let Some(time) = time {
-                options = options.timeout(time);
-            }
-            if let Some(canceller) = cancel {
-                options = options.cancel(canceller);
-            }
+            let options = waiting::options(time, cancel, None);
             native.wait_with_options(&options)
         })?;
         Ok(passed.index())

@@ -2,7 +2,7 @@
 
 use crate::errors::exception;
 use crate::session::lock;
-use farcell::{Canceller, Error};
+use farcell::{Canceller, Error, WaitOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -53,6 +53,22 @@ pub fn wait<T: Send>(
         }
         (waited, None) => waited.map_err(|e| exception(py, &e)),
     }
+}
+
+/// What a wait is told: its time, what cancels it, and whose loss ends it.
+pub fn options(
+    time: Option<Duration>,
+    cancel: Option<&Canceller>,
+    peers: Option<Vec<String>>,
+) -> WaitOptions {
+    let mut options = WaitOptions::new().peers(peers.unwrap_or_default());
+    if let Some(time) = time {
+        options = options.timeout(time);
+    }
+    if let Some(canceller) = cancel {
+        options = options.cancel(canceller);
+    }
+    options
 }
 
 /// A wait under way whose end a function will be told.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import socket
 import time
 
@@ -105,3 +107,27 @@ def test_another_jobs_server():
 def test_addresses_in_use(server):
     with pytest.raises(farcell.SystemRefused):
         farcell.serve(server.address, authkey=KEY)
+
+
+def join_and_die(client, event) -> None:
+    client.join("the one who dies")
+    event.set()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lost_peer_ends_a_wait():
+    with farcell.serve("127.0.0.1:0", authkey=KEY, lease=0.8) as server:
+        client = farcell.connect(server.address, authkey=KEY)
+        client.join("me")
+        joined, never = client.events("joined", 1)[0], client.events("never", 2)
+        context = multiprocessing.get_context("spawn")
+        child = context.Process(target=join_and_die, args=(client, joined))
+        child.start()
+        assert joined.wait(60)
+        assert "me" in client.members()
+        for wait in [never[0].wait, never.wait_any, never.wait_all]:
+            with pytest.raises(farcell.PeerLost, match="the one who dies") as caught:
+                wait(30, peers=["the one who dies", "me"])
+            assert isinstance(caught.value, ConnectionError)
+        child.join()
+        client.close()

@@ -45,6 +45,10 @@ class Session:
         """Whether there is a connection at this moment."""
     def close(self) -> None:
         """Ends the session, for this process and all handles of it."""
+    def join(self, name: str) -> None:
+        """Calls this process's session so, for others to name it in their waits."""
+    def members(self) -> list[str]:
+        """The names of the sessions that live and have one."""
     def remove(self, name: str) -> None:
         """Removes an array. Waits on it end with `ArrayRemoved`."""
     def info(self) -> dict[str, Any]:
@@ -88,9 +92,15 @@ class Events:
     def set(self) -> int: ...
     def clear(self) -> int: ...
     def transitions(self) -> list[int]: ...
-    def wait_any(self, timeout: float | None = None) -> list[tuple[int, int]]: ...
-    def wait_all(self, timeout: float | None = None) -> bool: ...
-    def wait_some(self, need: int, timeout: float | None = None) -> list[tuple[int, int]]: ...
+    def wait_any(
+        self, timeout: float | None = None, *, peers: list[str] | None = None
+    ) -> list[tuple[int, int]]: ...
+    def wait_all(
+        self, timeout: float | None = None, *, peers: list[str] | None = None
+    ) -> bool: ...
+    def wait_some(
+        self, need: int, timeout: float | None = None, *, peers: list[str] | None = None
+    ) -> list[tuple[int, int]]: ...
     def wait_any_async(
         self, timeout: float | None = None
     ) -> Awaitable[list[tuple[int, int]]]: ...
@@ -127,7 +137,7 @@ class Event:
         """Clears it if it is set: `True` for exactly one of all who do that."""
     def transitions(self) -> int:
         """How many transitions it has made: odd means set."""
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, peers: list[str] | None = None) -> bool:
         """Sleeps until it is set. A set that was cleared at once ends it too."""
     def wait_after(self, seen: int, timeout: float | None = None) -> int | None:
         """Sleeps until the count of transitions is another one than `seen`."""

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PySlice, PyTuple};
+use pyo3::types::{PyInt, PyList, PySlice, PyTuple};
 
 /// Indices along one side: a slice that has been cut to the array's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -135,9 +135,10 @@ impl View {
 
     /// `view[item]`.
     pub fn index(&self, item: &Bound<'_, PyAny>) -> PyResult<Found> {
-        // First what nearly every index is.
-        if let Ok(at) = item.extract::<isize>() {
-            return self.one(at);
+        // First what nearly every index is, and by its type: what cannot be
+        // turned into a number costs an exception to find out.
+        if let Ok(number) = item.cast::<PyInt>() {
+            return self.one(number.extract()?);
         }
         if let Ok(pair) = item.cast::<PyTuple>() {
             return self.pair(pair);

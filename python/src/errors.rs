@@ -40,7 +40,7 @@ fn class(error: &Error) -> &'static str {
         Error::NameTaken { .. } | Error::BadPeerName { .. } | Error::TooManyPermits { .. } => {
             "BadArgument"
         }
-        Error::Closed | Error::Forked { .. } => "Closed",
+        Error::Closed | Error::Forked => "Closed",
         Error::Bind { .. } | Error::Os { .. } => "SystemRefused",
         Error::Rdma { .. } => "NoRdma",
         _ => "FarcellError",

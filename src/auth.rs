@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! server -> client   Greeting   version, nonce
-//! client -> server   Hello      version, nonce, session to resume, proof
+//! client -> server   Hello      version, nonce, session to resume, job, proof
 //! server -> client   Welcome    session, lease, domain, proof
 //! ```
 //!
@@ -17,7 +17,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// The first bytes of every message of the handshake.
@@ -152,6 +152,7 @@ struct Hello {
     incarnation: u64,
     session: u64,
     next_request: u64,
+    job: u64,
     proof: [u8; 32],
 }
 
@@ -201,6 +202,9 @@ pub enum Denial {
     /// The server is about to stop.
     #[error("the server is going away")]
     GoingAway = 4,
+    /// The client belongs to another job than the server.
+    #[error("the server serves another job")]
+    Job = 5,
 }
 
 impl Denial {
@@ -210,6 +214,7 @@ impl Denial {
             2 => Some(Denial::Key),
             3 => Some(Denial::Full),
             4 => Some(Denial::GoingAway),
+            5 => Some(Denial::Job),
             _ => None,
         }
     }
@@ -227,6 +232,32 @@ pub struct Resume {
     /// The connection is one more of the session, for messages, and takes the
     /// place of none.
     pub beside: bool,
+}
+
+/// Which job a client or a server belongs to, so that a client that was led to
+/// another job's server by a stale address is sent away. 0 is none. The number
+/// is the start of the SHA-256 of the job's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Job(u64);
+
+impl Job {
+    /// The job of this name; an empty name is none.
+    #[must_use]
+    pub fn new(name: &str) -> Job {
+        if name.is_empty() {
+            return Job::default();
+        }
+        let hash = Sha256::digest(name.as_bytes());
+        let start = hash.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        Job(start.max(1))
+    }
+
+    /// Whether a client of the job `other` may come in: one of the same job,
+    /// or one without, such as a person who looks.
+    #[must_use]
+    pub fn admits(self, other: Job) -> bool {
+        self == other || self == Job::default() || other == Job::default()
+    }
 }
 
 /// What the server tells a client that it let in.
@@ -309,7 +340,12 @@ impl ServerHandshake {
     /// # Errors
     /// `Some` reason, to be sent as [`denial`]; `None` when the peer is no
     /// farcell client, which deserves no answer.
-    pub fn hello(&self, bytes: &[u8; HELLO_LEN], keys: &Keys) -> Result<Proven, Option<Denial>> {
+    pub fn hello(
+        &self,
+        bytes: &[u8; HELLO_LEN],
+        keys: &Keys,
+        job: Job,
+    ) -> Result<Proven, Option<Denial>> {
         let hello: Hello = bytemuck::cast(*bytes);
         if hello.magic != MAGIC {
             return Err(None);
@@ -326,6 +362,9 @@ impl ServerHandshake {
         } else {
             return Err(Some(Denial::Key));
         };
+        if !job.admits(Job(hello.job)) {
+            return Err(Some(Denial::Job));
+        }
         Ok(Proven {
             hello,
             access,
@@ -430,6 +469,7 @@ impl<'k> ClientHandshake<'k> {
         nonce: [u8; 32],
         resume: Resume,
         key: &'k Key,
+        job: Job,
     ) -> Result<ClientHandshake<'k>, HandshakeError> {
         let greeting: Greeting = bytemuck::cast(*greeting);
         if greeting.magic != MAGIC {
@@ -447,6 +487,7 @@ impl<'k> ClientHandshake<'k> {
             incarnation: resume.incarnation,
             session: resume.session,
             next_request: resume.next_request,
+            job: job.0,
             proof: [0; 32],
         };
         hello.proof = key.prove(
@@ -512,151 +553,4 @@ impl<'k> ClientHandshake<'k> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn keys() -> Keys {
-        Keys {
-            full: Key::new(*b"full key").unwrap(),
-            read_only: Some(Key::new(*b"read-only key").unwrap()),
-        }
-    }
-
-    const WELCOME: Welcome = Welcome {
-        access: Access::ReadWrite,
-        domain: Domain::Cpu,
-        resumed: true,
-        offers_rdma: true,
-        offers_shm: true,
-        incarnation: 5,
-        session: 6,
-        capacity: 7,
-        lease_ms: 8,
-        seat: 9,
-    };
-
-    /// Runs an exchange in which `tamper` may change any message under way.
-    fn exchange(
-        client_key: &Key,
-        mut tamper: impl FnMut(usize, &mut [u8]),
-    ) -> (Option<Access>, Result<Welcome, HandshakeError>) {
-        let server = ServerHandshake::new([1; 32]);
-        let mut greeting = server.greeting();
-        tamper(0, &mut greeting);
-        let resume = Resume { incarnation: 5, session: 6, next_request: 9, beside: true };
-        let client = match ClientHandshake::new(&greeting, [2; 32], resume, client_key) {
-            Ok(client) => client,
-            Err(e) => return (None, Err(e)),
-        };
-        let mut hello = client.hello();
-        tamper(1, &mut hello);
-        match server.hello(&hello, &keys()) {
-            Ok(proven) => {
-                let welcome = Welcome { access: proven.access, ..WELCOME };
-                let mut bytes = server.welcome(&proven, &welcome, &keys());
-                tamper(2, &mut bytes);
-                (Some(proven.access), client.welcome(&bytes))
-            }
-            Err(Some(reason)) => (None, client.welcome(&denial(reason))),
-            Err(None) => (None, Err(HandshakeError::NotFarcell)),
-        }
-    }
-
-    #[test]
-    fn each_key_opens_its_door() {
-        let (access, welcome) = exchange(&keys().full, |_, _| ());
-        assert_eq!((access, welcome), (Some(Access::ReadWrite), Ok(WELCOME)));
-        let (access, welcome) = exchange(&keys().read_only.unwrap(), |_, _| ());
-        assert_eq!(access, Some(Access::ReadOnly));
-        assert_eq!(welcome.unwrap().access, Access::ReadOnly);
-        let (access, welcome) = exchange(&Key::new(*b"another").unwrap(), |_, _| ());
-        assert_eq!((access, welcome), (None, Err(Denial::Key.into())));
-    }
-
-    #[test]
-    fn a_secret_does_not_show() {
-        assert_eq!(format!("{:?}", keys().full), "Key(secret)");
-        assert_eq!(Key::new(Vec::new()), Err(KeyError::Empty));
-        assert_eq!(Key::new(vec![1; MAX_KEY + 1]), Err(KeyError::TooLong));
-    }
-
-    #[test]
-    fn a_server_without_the_key_is_found_out() {
-        let client_key = keys().full;
-        let thief = Keys { full: Key::new(*b"guess").unwrap(), read_only: None };
-        let server = ServerHandshake::new([3; 32]);
-        let client =
-            ClientHandshake::new(&server.greeting(), [4; 32], Resume::default(), &client_key)
-                .unwrap();
-        let proven = server.hello(&client.hello(), &keys()).unwrap();
-        let forged = server.welcome(&proven, &WELCOME, &thief);
-        assert_eq!(client.welcome(&forged), Err(HandshakeError::Impostor));
-        // Nor is the client's own proof, sent back, one of the server.
-        let mut echoed = server.welcome(&proven, &WELCOME, &thief);
-        echoed[WELCOME_LEN - PROOF..].copy_from_slice(&client.hello()[HELLO_LEN - PROOF..]);
-        assert_eq!(client.welcome(&echoed), Err(HandshakeError::Impostor));
-    }
-
-    #[test]
-    fn another_version_is_named_on_both_sides() {
-        let (_, seen) = exchange(&keys().full, |n, bytes| {
-            if n == 0 {
-                bytes[8] = 9;
-            }
-        });
-        assert_eq!(seen, Err(HandshakeError::Version(9)));
-        let server = ServerHandshake::new([1; 32]);
-        let key = keys().full;
-        let client =
-            ClientHandshake::new(&server.greeting(), [2; 32], Resume::default(), &key).unwrap();
-        let mut hello = client.hello();
-        hello[8] = 9;
-        assert_eq!(server.hello(&hello, &keys()).unwrap_err(), Some(Denial::Version));
-    }
-
-    proptest! {
-        #[test]
-        fn any_changed_bit_ends_it(message in 0usize..3, at in 0usize..200, bit in 0u8..8) {
-            let mut changed = false;
-            let (access, welcome) = exchange(&keys().full, |n, bytes| {
-                if n == message && at < bytes.len() {
-                    bytes[at] ^= 1 << bit;
-                    changed = true;
-                }
-            });
-            if changed {
-                prop_assert!(welcome.is_err());
-                prop_assert_eq!(access.is_some(), message == 2);
-            }
-        }
-
-        #[test]
-        fn a_recorded_hello_opens_nothing(nonce: [u8; 32]) {
-            prop_assume!(nonce != [1; 32]);
-            let first = ServerHandshake::new([1; 32]);
-            let key = keys().full;
-            let client = ClientHandshake::new(&first.greeting(), [2; 32], Resume::default(), &key).unwrap();
-            let second = ServerHandshake::new(nonce);
-            prop_assert_eq!(second.hello(&client.hello(), &keys()).unwrap_err(), Some(Denial::Key));
-        }
-
-        #[test]
-        fn arbitrary_bytes_open_nothing(bytes: [u8; HELLO_LEN], magic: bool) {
-            let mut bytes = bytes;
-            if magic { bytes[..8].copy_from_slice(&MAGIC); }
-            prop_assert!(ServerHandshake::new([1; 32]).hello(&bytes, &keys()).is_err());
-        }
-
-        #[test]
-        fn arbitrary_answers_are_believed_by_nobody(greeting: [u8; GREETING_LEN], welcome: [u8; WELCOME_LEN], magic: bool) {
-            let key = keys().full;
-            let _ = ClientHandshake::new(&greeting, [2; 32], Resume::default(), &key);
-            let server = ServerHandshake::new([1; 32]);
-            let client = ClientHandshake::new(&server.greeting(), [2; 32], Resume::default(), &key).unwrap();
-            let mut welcome = welcome;
-            if magic { welcome[..8].copy_from_slice(&MAGIC); welcome[10] = 0; }
-            prop_assert!(client.welcome(&welcome).is_err());
-        }
-    }
-}
+mod tests;

@@ -363,6 +363,16 @@ pub enum Error {
     /// The client was closed.
     #[error("this client was closed")]
     Closed,
+    /// The server serves another job.
+    #[error(
+        "{addr}: the server there serves another job than {job:?}; give each job a server of its own, or the same FARCELL_JOB to all that belong together"
+    )]
+    OtherJob {
+        /// The server.
+        addr: String,
+        /// Our job.
+        job: String,
+    },
     /// A key that is none.
     #[error("bad key from {source_name}: {why}")]
     BadKey {
@@ -482,6 +492,7 @@ impl Error {
             Error::AuthenticationFailed { .. }
                 | Error::Impostor { .. }
                 | Error::VersionMismatch { .. }
+                | Error::OtherJob { .. }
                 | Error::ServerFull { .. }
                 | Error::ReadOnly { .. }
                 | Error::ArrayMismatch { .. }

@@ -100,7 +100,7 @@ pub use client::{
     ArrayInfo, Barrier, BarrierArray, BarrierWait, Batch, Cell, Client, ClientBuilder, Counter,
     CounterArray, Counters, Event, EventArray, Events, Holding, HoldingKind, Lock, LockArray,
     LockGuard, Member, Outcome, Received, Registered, Semaphore, SemaphoreArray, ServerInfo, Slot,
-    SlotArray, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken,
+    SlotArray, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken, launch,
 };
 pub use error::{Error, Parted, Result};
 pub use keyfile::{
@@ -110,4 +110,4 @@ pub use keyfile::{
 pub use layout::Shape;
 pub use server::{RdmaChoice, Server, ServerBuilder};
 pub use state::{Origin, SnapshotInfo, inspect as inspect_snapshot};
-pub use transport::tcp::Canceller;
+pub use transport::tcp::{Canceller, Pending};

@@ -8,11 +8,11 @@ use crate::cell::{Op, event_is_set};
 use crate::error::{Error, Result};
 use crate::layout::Run;
 use crate::transport::shm::{Fast, Place, Slot};
-use crate::transport::tcp::Patience;
-use crate::transport::{CellOp, Failure, Transport};
+use crate::transport::tcp::{self, Patience, Pending};
+use crate::transport::{CellOp, Failure, Transport, Waited};
 use crate::wire::{self, Refusal, WaitRecord};
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// An array that the session has open. The one place where row and column
 /// become the place of a cell.
@@ -136,6 +136,21 @@ impl Array {
         options: &WaitOptions,
         cells: impl Fn(usize) -> (usize, usize),
     ) -> Result<Woken> {
+        let total = self.check_wait(need, records)?;
+        let (timeout, cancel) = (options.timeout, options.cancel.as_ref());
+        let waited = if options.is_plain() {
+            self.transport().wait(need as u32, records, timeout, cancel)
+        } else {
+            // The server knows who is here, so it is the one to ask.
+            let patience = Patience { timeout, cancel, bound: options.bound };
+            self.client.core.link.wait_for(need as u32, records, options.named()?, &patience)
+        };
+        let waited = waited.map_err(|f| self.explain(f, "wait"))?;
+        Ok(Array::woken(waited, total, cells))
+    }
+
+    /// How many cells a wait is for, if it can be made.
+    fn check_wait(&self, need: usize, records: &[WaitRecord]) -> Result<u64> {
         let total: u64 = records.iter().map(|r| u64::from(r.run.count)).sum();
         if total > wire::MAX_WAIT_CELLS as u64 {
             let what = format!(
@@ -149,15 +164,10 @@ impl Array {
             let what = format!("a wait for {need} of {total} cells: from 1 to all are possible");
             return Err(Error::BadSelection { what });
         }
-        let (timeout, cancel) = (options.timeout, options.cancel.as_ref());
-        let waited = if options.is_plain() {
-            self.transport().wait(need as u32, records, timeout, cancel)
-        } else {
-            // The server knows who is here, so it is the one to ask.
-            let patience = Patience { timeout, cancel, bound: options.bound };
-            self.client.core.link.wait_for(need as u32, records, options.named()?, &patience)
-        };
-        let waited = waited.map_err(|f| self.explain(f, "wait"))?;
+        Ok(total)
+    }
+
+    fn woken(waited: Waited, total: u64, cells: impl Fn(usize) -> (usize, usize)) -> Woken {
         let fired = waited.fired.into_iter().filter(|(i, _)| u64::from(*i) < total);
         let cells = fired
             .map(|(index, word)| {
@@ -165,7 +175,28 @@ impl Array {
                 Cell { row, col, word }
             })
             .collect();
-        Ok(Woken { satisfied: waited.satisfied, cells })
+        Woken { satisfied: waited.satisfied, cells }
+    }
+
+    /// As [`wait`](Self::wait), but the answer is given to `then`.
+    pub fn wait_then(
+        self: &Arc<Self>,
+        need: usize,
+        records: &[WaitRecord],
+        cells: impl Fn(usize) -> (usize, usize) + Send + 'static,
+        then: impl FnOnce(Result<Woken>) + Send + 'static,
+    ) -> Result<Pending> {
+        let total = self.check_wait(need, records)?;
+        // The array is kept: its number must mean the same until the end.
+        let array = self.clone();
+        let frame = tcp::wait_frame(need as u32, records);
+        let ended = tcp::Then(Box::new(move |waited| {
+            then(match waited {
+                Ok(waited) => Ok(Array::woken(waited, total, cells)),
+                Err(failure) => Err(array.explain(failure, "wait")),
+            });
+        }));
+        self.client.core.link.wait_then(frame, ended).map_err(|f| self.explain(f, "wait"))
     }
 
     /// A failure in terms of this array.

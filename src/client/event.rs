@@ -7,7 +7,7 @@ use crate::cell::{self, Comparison, Op};
 use crate::error::Result;
 use crate::layout::Run;
 use crate::transport::shm::Place;
-use crate::transport::tcp::Canceller;
+use crate::transport::tcp::{Canceller, Pending};
 use crate::wire::{UNTIL_SET, WaitRecord};
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,9 +194,27 @@ impl Event {
         self.wait_for(UNTIL_SET, 0, options).map(|word| word.is_some())
     }
 
-    fn wait_for(&self, comparison: u8, value: i64, options: &WaitOptions) -> Result<Option<u64>> {
+    /// Waits without a thread: `then` is called once it is set, on a thread of
+    /// the client's that must not be kept for long. There is one such thread
+    /// for all waits of a client.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); `then` gets those that come later, and
+    /// [`Error::Cancelled`](crate::Error::Cancelled) after
+    /// [`Pending::cancel`].
+    pub fn wait_then(&self, then: impl FnOnce(Result<()>) + Send + 'static) -> Result<Pending> {
+        let record = self.wait_record(UNTIL_SET, 0);
+        let (row, col) = (self.row, self.col);
+        self.array.wait_then(1, &[record], move |_| (row, col), |woken| then(woken.map(drop)))
+    }
+
+    fn wait_record(&self, comparison: u8, value: i64) -> WaitRecord {
         let run = Run::one(self.place.offset()).into();
-        let record = WaitRecord { array: self.array.number, comparison, reserved: 0, run, value };
+        WaitRecord { array: self.array.number, comparison, reserved: 0, run, value }
+    }
+
+    fn wait_for(&self, comparison: u8, value: i64, options: &WaitOptions) -> Result<Option<u64>> {
+        let record = self.wait_record(comparison, value);
         self.array.wait_one(&self.place, record, options)
     }
 }
@@ -320,6 +338,19 @@ impl Events {
     /// [`Error::PeerLost`](crate::Error::PeerLost).
     pub fn wait_with_options(&self, need: usize, options: &WaitOptions) -> Result<Woken> {
         self.0.wait_set(need, options)
+    }
+
+    /// As [`wait_some`](Self::wait_some) without a time, but `then` is called
+    /// with the answer, as by [`Event::wait_then`].
+    ///
+    /// # Errors
+    /// As [`Event::wait_then`].
+    pub fn wait_then(
+        &self,
+        need: usize,
+        then: impl FnOnce(Result<Woken>) + Send + 'static,
+    ) -> Result<Pending> {
+        self.0.wait_set_then(need, then)
     }
 
     /// Sleeps until at least `need` of them have another transition count than

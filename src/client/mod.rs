@@ -5,6 +5,9 @@ mod barrier;
 mod batch;
 mod counter;
 mod event;
+/// Finding the server when a program names none: the steps of
+/// [`Client::from_env`], for programs that take some of them themselves.
+pub mod launch;
 mod lock;
 mod options;
 mod peers;
@@ -110,6 +113,7 @@ pub struct ClientBuilder {
     gid_index: Option<u32>,
     dead_after: Duration,
     lanes: usize,
+    job: String,
 }
 
 impl ClientBuilder {
@@ -178,6 +182,14 @@ impl ClientBuilder {
         self
     }
 
+    /// The job that this program belongs to: a server that is for another one
+    /// refuses it. None unless told otherwise.
+    #[must_use]
+    pub fn job(mut self, name: impl Into<String>) -> ClientBuilder {
+        self.job = name.into();
+        self
+    }
+
     /// How long one attempt to connect may take; 5 s unless told otherwise.
     #[must_use]
     pub fn connect_timeout(mut self, time: Duration) -> ClientBuilder {
@@ -236,7 +248,8 @@ impl ClientBuilder {
                 _ => format!("localhost:{DEFAULT_PORT}"),
             },
         };
-        let target = Target { addr, key, key_source, timeout: self.connect_timeout };
+        let (job, timeout) = (self.job, self.connect_timeout);
+        let target = Target { addr, key, key_source, job, timeout };
         let patience = soon_enough(self.wait_for_server);
         let (socket, welcome) = loop {
             match connect(&target, Resume::default()) {
@@ -385,14 +398,6 @@ impl Client {
         Client::builder().addr(addr).connect()
     }
 
-    /// Connects to the server that `FARCELL_ADDR` names.
-    ///
-    /// # Errors
-    /// As [`ClientBuilder::connect`].
-    pub fn from_env() -> Result<Client> {
-        Client::builder().connect()
-    }
-
     /// Settings, to be changed before connecting.
     #[must_use]
     pub fn builder() -> ClientBuilder {
@@ -409,6 +414,7 @@ impl Client {
             gid_index: None,
             dead_after: Duration::from_secs(1),
             lanes: 2,
+            job: String::new(),
         }
     }
 
@@ -540,6 +546,15 @@ impl Client {
     #[must_use]
     pub fn header_refuses_for_tests(&self, own_key: bool) -> Option<bool> {
         self.core.rdma()?.header_refuses(own_key)
+    }
+
+    /// The descriptor of the connection's socket, if there is one at this
+    /// moment. For a program that forks, and wants its child to let go of it;
+    /// nothing else may be done with it.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn connection_fd(&self) -> Option<i32> {
+        self.core.link.fd()
     }
 
     /// Ends the session for this client and all its clones and handles.

@@ -5,6 +5,7 @@ use super::options::WaitOptions;
 use crate::cell::{self, Op};
 use crate::error::{Error, Result};
 use crate::layout::Run;
+use crate::transport::tcp::Pending;
 use crate::wire::{UNTIL_SET, WaitRecord};
 use std::sync::Arc;
 
@@ -136,13 +137,25 @@ impl Selection {
         value: i64,
         options: &WaitOptions,
     ) -> Result<Woken> {
-        let array = self.array.number;
-        let records: Vec<WaitRecord> = self
-            .runs
-            .iter()
-            .map(|&run| WaitRecord { array, comparison, reserved: 0, run: run.into(), value })
-            .collect();
+        let records = self.wait_records(comparison, value);
         self.array.wait(need, &records, options, |i| self.cell(i))
+    }
+
+    fn wait_records(&self, comparison: u8, value: i64) -> Vec<WaitRecord> {
+        let array = self.array.number;
+        let record =
+            |&run: &Run| WaitRecord { array, comparison, reserved: 0, run: run.into(), value };
+        self.runs.iter().map(record).collect()
+    }
+
+    /// As [`wait_set`](Self::wait_set), with the answer given to `then`.
+    pub fn wait_set_then(
+        &self,
+        need: usize,
+        then: impl FnOnce(Result<Woken>) + Send + 'static,
+    ) -> Result<Pending> {
+        let here = self.clone();
+        self.array.wait_then(need, &self.wait_records(UNTIL_SET, 0), move |i| here.cell(i), then)
     }
 
     /// Waits until `need` events are set, or make a transition after this.

@@ -57,7 +57,7 @@ impl Worker {
             return 0;
         };
         let handshake = handshake.clone();
-        let denial = match handshake.hello(hello, &self.shared.keys) {
+        let denial = match handshake.hello(hello, &self.shared.keys, self.shared.job) {
             Ok(proven) if self.is_full_for(&proven) => Denial::Full,
             Ok(proven) => {
                 self.admit(key, &handshake, &proven);

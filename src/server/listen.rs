@@ -31,7 +31,7 @@ pub fn listen(binds: &[String]) -> Result<Vec<TcpListener>> {
         match open(addr, only_v6) {
             Ok(listener) => listeners.push(listener),
             // A machine without IPv6: the default still means "everywhere".
-            Err(e) if bind == DEFAULT_BIND && e.raw_os_error() == Some(EAFNOSUPPORT) => {
+            Err(e) if EVERYWHERE.contains(&bind) && e.raw_os_error() == Some(EAFNOSUPPORT) => {
                 let v4 = SocketAddr::from(([0, 0, 0, 0], addr.port()));
                 listeners.push(open(v4, false).map_err(|e| bind_error(v4, &e))?);
             }
@@ -43,6 +43,9 @@ pub fn listen(binds: &[String]) -> Result<Vec<TcpListener>> {
     }
     Ok(listeners)
 }
+
+/// What means every address of the machine, whatever families it has.
+const EVERYWHERE: [&str; 2] = [DEFAULT_BIND, "[::]:0"];
 
 const EAFNOSUPPORT: i32 = rustix::io::Errno::AFNOSUPPORT.raw_os_error();
 

@@ -17,7 +17,7 @@ pub use listen::DEFAULT_BIND;
 pub(crate) use rdma::NOTE_BYTES;
 pub(crate) use shm::{DESK_PLACES, WATCHED_IN_WORD, address_of, boot_id, named_socket, random};
 
-use crate::auth::{Domain, Key, Keys};
+use crate::auth::{Domain, Job, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::{Engine, Roster};
 use crate::error::{Error, Result};
@@ -58,6 +58,7 @@ struct Shared {
     domain: Domain,
     mailboxes: Vec<Mailbox>,
     keys: Keys,
+    job: Job,
     started: Instant,
     pace: Pace,
     incarnation: u64,
@@ -84,6 +85,7 @@ impl Shared {
 pub struct ServerBuilder {
     binds: Vec<String>,
     keys: Keys,
+    job: Job,
     capacity: Option<u32>,
     keep: Keep,
     workers: Option<usize>,
@@ -155,6 +157,15 @@ impl ServerBuilder {
     #[must_use]
     pub fn read_only_key(mut self, key: Key) -> ServerBuilder {
         self.keys.read_only = Some(key);
+        self
+    }
+
+    /// The job that this server is for. A client that says it belongs to
+    /// another one is refused, key or no key; one that belongs to none is let
+    /// in. Without it, or with an empty name, clients of any job are.
+    #[must_use]
+    pub fn job(mut self, name: &str) -> ServerBuilder {
+        self.job = Job::new(name);
         self
     }
 
@@ -284,6 +295,7 @@ impl ServerBuilder {
             domain,
             mailboxes,
             keys: self.keys,
+            job: self.job,
             started: Instant::now(),
             pace: Pace::new(count),
             incarnation,
@@ -426,6 +438,7 @@ impl Server {
         ServerBuilder {
             binds: Vec::new(),
             keys: Keys { full: key, read_only: None },
+            job: Job::default(),
             capacity: None,
             keep: Keep::default(),
             workers: None,

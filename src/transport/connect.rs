@@ -2,7 +2,7 @@
 
 use crate::addr::resolve;
 use crate::auth::{
-    ClientHandshake, Denial, GREETING_LEN, HandshakeError, Key, Resume, WELCOME_LEN, Welcome,
+    ClientHandshake, Denial, GREETING_LEN, HandshakeError, Job, Key, Resume, WELCOME_LEN, Welcome,
     may_be_greeting,
 };
 use crate::error::{Error, Result, seconds};
@@ -23,6 +23,8 @@ pub(crate) struct Target {
     pub key: Key,
     /// Where the key came from, for messages.
     pub key_source: String,
+    /// The job that we belong to, or nothing.
+    pub job: String,
     /// How long one attempt may take.
     pub timeout: Duration,
 }
@@ -102,7 +104,9 @@ fn shake_hands(
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::os("asking for random numbers", e.into()))?;
     let explain = |e| explain(target, e);
-    let handshake = ClientHandshake::new(&greeting, nonce, resume, &target.key).map_err(explain)?;
+    let job = Job::new(&target.job);
+    let handshake =
+        ClientHandshake::new(&greeting, nonce, resume, &target.key, job).map_err(explain)?;
     (&*stream).write_all(&handshake.hello()).map_err(broke)?;
     let mut welcome = [0; WELCOME_LEN];
     set_read_timeout(stream, deadline).map_err(broke)?;
@@ -207,6 +211,7 @@ fn explain(target: &Target, e: HandshakeError) -> Error {
             Error::VersionMismatch { addr, theirs, ours: crate::wire::VERSION }
         }
         HandshakeError::Denied(Denial::Key) => Error::AuthenticationFailed { addr, key },
+        HandshakeError::Denied(Denial::Job) => Error::OtherJob { addr, job: target.job.clone() },
         HandshakeError::Denied(Denial::Full) => Error::ServerFull { addr },
         HandshakeError::Denied(Denial::GoingAway) => Error::ServerGoingAway { addr },
         HandshakeError::Denied(Denial::Version) | HandshakeError::Malformed => {

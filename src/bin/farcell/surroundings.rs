@@ -6,8 +6,11 @@ use std::io;
 use tracing_subscriber::EnvFilter;
 
 const LOG: &str = "FARCELL_LOG";
-const KNOWN: [&str; 6] = [
+const KNOWN: [&str; 9] = [
     "FARCELL_ADDR",
+    "FARCELL_ADDR_FILE",
+    "FARCELL_JOB",
+    "FARCELL_JOB_DIR",
     "FARCELL_AUTHKEY_FILE",
     "FARCELL_TRANSPORT",
     "FARCELL_DEVICE",

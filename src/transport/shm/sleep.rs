@@ -21,6 +21,8 @@ pub(super) struct Here<'s> {
     cell: &'s AtomicU64,
     place: u32,
     until: Option<Instant>,
+    /// No sleep without a look is longer.
+    longest: Duration,
     epoch: u64,
 }
 
@@ -28,7 +30,7 @@ impl<'s> Here<'s> {
     /// The cell with this index. `None`: there is none, or it may only be read.
     pub fn new(shm: &'s Shm, window: &'s Window, place: u32) -> Option<Here<'s>> {
         let cell = window.cell(place).filter(|_| window.writable)?;
-        Some(Here { shm, window, cell, place, until: None, epoch: 0 })
+        Some(Here { shm, window, cell, place, until: None, longest: LONGEST_SLEEP, epoch: 0 })
     }
 
     /// Whether what was read before this was in the memory of our session.
@@ -59,7 +61,7 @@ impl Ground for Here<'_> {
 
     fn sleep(&self, word: u64) -> Slept {
         let left = self.until.map(|at| at.saturating_duration_since(Instant::now()));
-        self.window.sleep(self.place, word, left.map_or(LONGEST_SLEEP, |l| l.min(LONGEST_SLEEP)))
+        self.window.sleep(self.place, word, left.map_or(self.longest, |l| l.min(self.longest)))
     }
 
     fn wake(&self) {
@@ -175,6 +177,9 @@ impl Shm {
         };
         // A time beyond all clocks is none.
         here.until = timeout.and_then(|t| begun.checked_add(t));
+        if let Some(look) = cancel.and_then(Canceller::look) {
+            here.longest = here.longest.min(look.every);
+        }
         match self.sleep(&here, &window, condition, begun, cancel) {
             // What was read counts only if the memory was still the server's.
             Ok(word) if here.is_ours() => Ok(Some(word)),
@@ -229,7 +234,18 @@ impl Shm {
         let _entry = cancel.map(|c| c.enter(self.me.clone(), id));
         let _announced = window.announce(here.place);
         let mut why = None;
+        let mut asked = begun;
         let ended = protocol::wait(here, condition, || {
+            // No sleep is longer than a program wants to be asked.
+            if let Some(cancel) = cancel
+                && let Some(look) = cancel.look()
+                && asked.elapsed() >= look.every
+            {
+                if (look.stop)() {
+                    cancel.cancel();
+                }
+                asked = Instant::now();
+            }
             why = self.broken(here, id, begun, cancel);
             why.is_some()
         });

@@ -300,6 +300,7 @@ impl Link {
                 call.over = true;
             }
         }
+        state.end_later(|| Error::Closed);
         state.wake_all();
     }
 }

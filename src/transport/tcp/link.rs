@@ -15,6 +15,7 @@ use super::super::connect::Target;
 use super::Failure;
 use super::beside::Pool;
 use super::holds::Holds;
+use super::later::Pump;
 use super::reading::{Begun, Inbox};
 use super::state::{Call, Reply, Request, State, Status, take_done};
 use crate::auth::Welcome;
@@ -24,6 +25,7 @@ use crate::wire;
 use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -93,6 +95,8 @@ impl Link {
                 name: None,
                 will: None,
                 holds: Holds::default(),
+                ended: Vec::new(),
+                pump: Pump::default(),
             }),
             inbox: Mutex::default(),
             pool: Pool::default(),
@@ -115,6 +119,14 @@ impl Link {
             return Ok(());
         }
         Err(Error::Forked { what: format!("the client of {}", self.settings.target.addr) })
+    }
+
+    /// The connection's socket at this moment.
+    pub(crate) fn fd(&self) -> Option<i32> {
+        if !self.is_ours() {
+            return None;
+        }
+        lock(&self.state).socket.as_ref().map(|socket| socket.as_raw_fd())
     }
 
     /// What the server said when it let us in.

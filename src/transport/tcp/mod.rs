@@ -3,6 +3,7 @@
 mod beside;
 mod follow;
 mod holds;
+mod later;
 mod life;
 mod link;
 mod reading;
@@ -13,6 +14,8 @@ mod waits;
 mod writing;
 
 pub(crate) use beside::{Begun as SlotBegun, Claimed, Look, SlotAt};
+pub use later::Pending;
+pub(crate) use later::Then;
 pub(crate) use link::{Link, Settings};
 pub(crate) use waits::Patience;
 
@@ -34,6 +37,21 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 pub struct Canceller {
     inner: Arc<Mutex<Cancelling>>,
+    look: Option<Arc<Asking>>,
+}
+
+/// What a waiting thread asks from time to time.
+pub(crate) struct Asking {
+    /// How often.
+    pub every: Duration,
+    /// Whether to give up.
+    pub stop: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl std::fmt::Debug for Asking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Asking").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +84,21 @@ impl Canceller {
     #[must_use]
     pub fn new() -> Canceller {
         Canceller::default()
+    }
+
+    /// A canceller that asks by itself: each thread that waits with it calls
+    /// `stop` after every such time, and cancels when the answer is `true`.
+    /// For a program whose signals must be looked at on a certain thread. The
+    /// wait itself goes on meanwhile: nothing is sent, and nothing is missed.
+    #[must_use]
+    pub fn watched(every: Duration, stop: impl Fn() -> bool + Send + Sync + 'static) -> Canceller {
+        let every = every.max(Duration::from_millis(1));
+        let look = Asking { every, stop: Box::new(stop) };
+        Canceller { inner: Arc::default(), look: Some(Arc::new(look)) }
+    }
+
+    pub(crate) fn look(&self) -> Option<&Asking> {
+        self.look.as_deref()
     }
 
     /// Ends every wait that was given this canceller, now and later, with
@@ -263,6 +296,12 @@ impl Link {
             Reply::Word(_) => Err(self.senseless("a word in reply to a question")),
         }
     }
+}
+
+/// The frame of a wait.
+pub(crate) fn wait_frame(need: u32, targets: &[WaitRecord]) -> Vec<u8> {
+    let head = wire::WaitHead { need, peers: 0 };
+    frame(Tag::Wait, &[bytemuck::bytes_of(&head), bytemuck::cast_slice(targets)])
 }
 
 impl Transport for Link {

@@ -3,6 +3,7 @@
 
 use super::super::Bell;
 use super::holds::Holds;
+use super::later::{Ended, Pump, Then};
 use super::{Failure, Waited};
 use crate::auth::Welcome;
 use crate::error::Error;
@@ -129,6 +130,8 @@ pub(super) struct Wait {
     pub(super) sleeper: Option<Unparker>,
     /// It means nothing to another session.
     pub(super) bound: bool,
+    /// What to do with the answer, if no thread waits for it.
+    pub(super) then: Option<Then>,
 }
 
 impl Wait {
@@ -210,6 +213,10 @@ pub(super) struct State {
     pub(super) will: Option<(Vec<u8>, Vec<u16>)>,
     /// The locks that are held.
     pub(super) holds: Holds,
+    /// Waits without a thread that have ended.
+    pub(super) ended: Vec<Ended>,
+    /// The thread that hears of them.
+    pub(super) pump: Pump,
 }
 
 impl State {
@@ -285,6 +292,12 @@ impl State {
         };
         if wait.abandoned {
             self.waits.remove(&id);
+            return;
+        }
+        if let Some(then) = wait.then.take() {
+            self.waits.remove(&id);
+            self.ended.push(Ended { then, answer });
+            self.pump.wake();
             return;
         }
         wait.answer = Some(answer);
@@ -400,7 +413,9 @@ impl State {
             return;
         }
         let call = self.calls.iter().find_map(|c| c.sleeper.as_ref());
-        let sleeper = call.or_else(|| self.waits.values().find_map(|w| w.sleeper.as_ref()));
+        let sleeper = call
+            .or_else(|| self.waits.values().find_map(|w| w.sleeper.as_ref()))
+            .or(self.pump.sleeper.as_ref());
         if let Some(sleeper) = sleeper {
             sleeper.unpark();
         }
@@ -410,7 +425,7 @@ impl State {
     pub(super) fn wake_all(&mut self) {
         let calls = self.calls.iter().filter_map(|c| c.sleeper.as_ref());
         let waits = self.waits.values().filter_map(|w| w.sleeper.as_ref());
-        for sleeper in calls.chain(waits) {
+        for sleeper in calls.chain(waits).chain(&self.pump.sleeper) {
             sleeper.unpark();
         }
     }

@@ -94,6 +94,7 @@ impl Link {
                     answer: None,
                     sleeper: None,
                     bound,
+                    then: None,
                 },
             );
             if let Some(socket) = state.socket.clone() {
@@ -112,10 +113,13 @@ impl Link {
         if cancel.is_some_and(Canceller::is_cancelled) {
             self.cancel_wait(id);
         }
+        let mut look = cancel.and_then(Canceller::look).map(|look| (look, begun + look.every));
         loop {
+            let next_look = look.as_ref().map(|(_, at)| *at);
+            let until = [deadline, next_look].into_iter().flatten().min();
             let ended = self.pump_until(
                 &mut patience,
-                deadline,
+                until,
                 |link, state, begun| {
                     let wait = state.waits.get_mut(&id)?;
                     if let Some(answer) = wait.answer.take() {
@@ -136,7 +140,7 @@ impl Link {
                             return Some(Some(Ok(Answer::nothing())));
                         }
                         _ => {
-                            let over = deadline.is_some_and(|at| Instant::now() >= at);
+                            let over = until.is_some_and(|at| Instant::now() >= at);
                             return over.then_some(None);
                         }
                     };
@@ -159,12 +163,31 @@ impl Link {
                 }
                 return answer;
             }
+            if let Some((asked, at)) = &mut look
+                && deadline.is_none_or(|deadline| *at < deadline)
+            {
+                if (asked.stop)() {
+                    if let Some(cancel) = cancel {
+                        cancel.cancel();
+                    }
+                    look = None;
+                    deadline = Some(Instant::now() + CANCEL_GRACE);
+                } else {
+                    *at = Instant::now() + asked.every;
+                }
+                continue;
+            }
             // Time is over: take the wait back, and take what the server says
             // to that, since it may have been satisfied at the last moment.
             if !self.cancel_wait(id) {
                 let answer = lock(&self.state).answer_or_abandon(id);
                 self.tell_done();
-                return answer.unwrap_or_else(|| Ok(Answer::nothing()));
+                return answer.unwrap_or_else(|| {
+                    match cancel.is_some_and(Canceller::is_cancelled) {
+                        true => Err(Error::Cancelled.into()),
+                        false => Ok(Answer::nothing()),
+                    }
+                });
             }
             deadline = Some(Instant::now() + CANCEL_GRACE);
         }

@@ -1,0 +1,139 @@
+"""Figures of farcell in Python, next to those of `multiprocessing.Manager`.
+
+    python python/benches/manager.py              everything, about a minute
+    python python/benches/manager.py --quick      a tenth of it
+
+Prints a table in Markdown: the median of each, in the same run and on the same
+machine. One GALA round of a learner: for each of its peers take the read event,
+take the lock, add to the round's counter, give the lock back, clear the read
+event, and set the write event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.managers import SyncManager
+from typing import Any
+
+import farcell
+
+KEY = b"a key for the benches"
+
+
+def median(work: Callable[[], Any], times: int, inner: int = 1) -> float:
+    """Seconds of one call."""
+    took = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        for _ in range(inner):
+            work()
+        took.append((time.perf_counter() - begun) / inner)
+    return statistics.median(took)
+
+
+def shown(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def gala_round(read: Any, write: Any, locks: Any, sync: Any, rank: int, peers: int) -> None:
+    for peer in range(1, peers + 1):
+        assert read[rank][peer].is_set()
+        with locks[peer]:
+            sync[rank] = sync[rank] + 1
+        read[rank][peer].clear()
+        write[rank][peer].set()
+        # As the peer would, so that the next round finds it so.
+        read[rank][peer].set()
+        write[rank][peer].clear()
+
+
+def measure(make: Any, events: Any, n: int, scale: float) -> dict[str, float]:
+    """`make` is a manager of either kind; `events` makes a table of events."""
+    figures = {}
+    begun = time.perf_counter()
+    events(n, "large")
+    figures[f"{n} x {n} events built"] = time.perf_counter() - begun
+    read, write = events(4, "read"), events(4, "write")
+    for peer in range(1, 4):
+        read[0][peer].set()
+    cached = read[0][1]
+    times = max(3, int(20 * scale))
+    few = cached.is_set() and median(cached.is_set, 3) > 20e-6
+    inner = 20 if few else 2000
+    figures["`event.is_set()`, handle kept"] = median(cached.is_set, times, inner)
+    inner = 3 if few else 2000
+    figures["`events[r][c].is_set()`"] = median(lambda: read[0][1].is_set(), times, inner)
+    locks = make.list([make.Lock() for _ in range(4)])
+    sync = make.list([0] * 4)
+    for peers in (1, 3):
+        inner = 1 if few else 100
+        figures[f"a GALA round, {peers} peer{'s' * (peers > 1)}"] = median(
+            lambda peers=peers: gala_round(read, write, locks, sync, 0, peers), times, inner
+        )
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--size", type=int, default=64, help="rows and columns that are built")
+    chosen = parser.parse_args()
+    scale = 0.2 if chosen.quick else 1.0
+    size = 8 if chosen.quick else chosen.size
+
+    columns: dict[str, dict[str, float]] = {}
+    # Its usual Unix socket: over TCP each new proxy would wait for delayed
+    # acknowledgements as well.
+    with SyncManager(authkey=KEY) as theirs:
+        # Nested proxies take the key of the process.
+        import multiprocessing
+
+        multiprocessing.current_process().authkey = KEY
+
+        def nested(n: int, _name: str) -> Any:
+            return theirs.list([theirs.list([theirs.Event() for _ in range(n)]) for _ in range(n)])
+
+        columns["Manager"] = measure(theirs, nested, size, scale)
+
+    # A process of its own, as the Manager has.
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        server = farcell.serve("127.0.0.1:0", authkey=KEY)
+        os.write(write, server.address.encode())
+        while os.getppid() != 1:
+            time.sleep(0.5)
+        os._exit(0)
+    address = os.read(read, 100).decode()
+    try:
+        for transport in ("tcp", "shm"):
+            client = farcell.connect(address, authkey=KEY, transport=transport)
+            ours = farcell.Manager(client=client, name=f"of.{transport}")
+
+            def table(n: int, name: str, client: Any = client, transport: str = transport) -> Any:
+                return client.events(f"{name}.{transport}", n, n)
+
+            columns[f"farcell, {transport}"] = measure(ours, table, size, scale)
+            client.close()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+
+    names = list(columns)
+    print("| | " + " | ".join(names) + " | " + " | ".join(f"{n[9:]}: times" for n in names[1:]) + " |")
+    print("| --- " * (2 * len(names)) + "|")
+    for what, before in columns["Manager"].items():
+        after = [columns[name][what] for name in names[1:]]
+        cells = [shown(before), *map(shown, after), *(f"{before / one:,.0f}" for one in after)]
+        print(f"| {what} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

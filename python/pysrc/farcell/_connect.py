@@ -1,0 +1,129 @@
+"""Finding the server and the key, and connecting."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from . import _native, _sessions
+from ._client import Client, Server
+
+Address = str | tuple[str, int]
+
+
+def _address(address: Address) -> str:
+    """`HOST:PORT` of an address as multiprocessing or farcell writes it."""
+    if isinstance(address, str):
+        return address
+    host, port = address
+    host = host or "0.0.0.0"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _key(
+    authkey: bytes | None, authkey_file: str | os.PathLike[str] | None, *, create: bool = False
+) -> tuple[bytes | None, str | None]:
+    """The key, or the file that has it; neither: where the environment says."""
+    if authkey is not None:
+        return bytes(authkey), None
+    if authkey_file is not None:
+        if create:
+            _native.load_key(os.fspath(authkey_file), True)
+        return None, os.fspath(authkey_file)
+    users = _sessions.user_authkey()
+    if users is not None:
+        return users, None
+    if create:
+        _native.load_key(None, True)
+    return None, None
+
+
+def connect(
+    address: Address | None = None,
+    *,
+    authkey: bytes | None = None,
+    authkey_file: str | os.PathLike[str] | None = None,
+    transport: str | None = None,
+    device: str | None = None,
+    job: str | None = None,
+    timeout: float = 5.0,
+    wait_for_server: float = 0.0,
+    reconnect_for: float = 30.0,
+    spin: float = 0.0,
+) -> Client:
+    """Connects to a server.
+
+    `address` is `"HOST:PORT"` or `(host, port)`. The key is `authkey`, or what
+    `authkey_file` holds, or the `authkey` of `multiprocessing.current_process()`
+    if the program has set it, or what the file named by `FARCELL_AUTHKEY_FILE`
+    holds, or the user's own, `~/.config/farcell/authkey`.
+
+    Without an address it is found as `farcell.launch` says: `FARCELL_ADDR`, the
+    address file, the launcher (torchrun, mpirun, srun: rank 0 serves, the others
+    find it), this user's server on this machine, a private one in this process.
+    """
+    from . import launch
+
+    key, key_file = _key(authkey, authkey_file)
+    how: dict[str, Any] = {
+        "authkey": key,
+        "authkey_file": key_file,
+        "transport": transport,
+        "device": device,
+        "job": job,
+        "timeout": timeout,
+        "wait_for_server": wait_for_server,
+        "reconnect_for": reconnect_for,
+        "spin": spin,
+    }
+    if address is not None:
+        return _open({**how, "address": _address(address)})
+    return launch.find(how, _open)
+
+
+def _open(how: dict[str, Any]) -> Client:
+    client = Client(secrets.token_hex(8), how)
+    client._open()
+    _sessions.remember(client, how)
+    return client
+
+
+def serve(
+    *bind: Address,
+    authkey: bytes | None = None,
+    authkey_file: str | os.PathLike[str] | None = None,
+    read_only_authkey: bytes | None = None,
+    capacity: int | None = None,
+    workers: int | None = None,
+    lease: float | None = None,
+    spin: float | None = None,
+    max_clients: int | None = None,
+    rdma: str = "off",
+    cpu_domain: bool = False,
+    job: str = "",
+) -> Server:
+    """Runs a server in this process, on threads of its own, until `stop()`.
+
+    Without an address it listens on port 7117 of every address of the machine;
+    port 0 takes a free one, and `address` says which. The key is found as by
+    `connect`; the user's own is made if there is none.
+    """
+    key, key_file = _key(authkey, authkey_file, create=True)
+    if key is None:
+        key = _native.load_key(key_file, False)
+    server = Server(
+        key,
+        [_address(one) for one in bind],
+        capacity,
+        workers,
+        lease,
+        spin,
+        max_clients,
+        read_only_authkey,
+        rdma,
+        cpu_domain,
+        job,
+    )
+    _sessions._ports.update(int(one.rpartition(":")[2]) for one in server.listening)
+    return server

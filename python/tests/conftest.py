@@ -1,0 +1,47 @@
+"""A real server for each test module, and a session of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+import farcell
+
+KEY = b"a key for the tests"
+
+# A server or a key that the caller uses must not get into the tests.
+for name in [name for name in os.environ if name.startswith("FARCELL_")]:
+    del os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[farcell.Server]:
+    with farcell.serve("127.0.0.1:0", authkey=KEY) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: farcell.Server) -> Iterator[farcell.Client]:
+    with farcell.connect(server.address, authkey=KEY) as client:
+        yield client
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return f"t{os.getpid()}.{next(_numbers)}"
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,75 @@
+"""Ctrl-C ends a wait, and other signals do not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+WAITS = {
+    "an event": "client.events('e', 1)[0].wait()",
+    "an event with a time": "client.events('e', 1)[0].wait(60)",
+    "many events": "client.events('many', 8).wait_all()",
+    "a counter": "client.counters('c', 1).counter_at(0).wait_until('>', 5)",
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_ctrl_c_ends_a_wait_promptly(server, what):
+    program = f"""
+import sys, farcell
+client = farcell.connect(sys.argv[1], authkey=b"a key for the tests")
+print("ready", flush=True)
+try:
+    {WAITS[what]}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    # The session is as good as before.
+    event = client.events("after", 1)[0]
+    event.set()
+    assert event.wait(1)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, server.address], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + 10
+    while server.parked_waits() == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.parked_waits() >= 1
+    begun = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline() == "interrupted\n"
+    assert time.monotonic() - begun < 1.0
+    assert child.wait(10) == 0
+    deadline = time.monotonic() + 5
+    while server.parked_waits() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.parked_waits() == 0
+
+
+def test_a_handler_that_returns_does_not_end_a_wait(client, name):
+    event = client.events(name, 1)[0]
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(time.monotonic()))
+    try:
+
+        def disturb() -> None:
+            for _ in range(3):
+                time.sleep(0.15)
+                os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.15)
+            event.set()
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        assert event.wait(10) is True
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(seen) == 3

@@ -106,11 +106,11 @@ fn pass_handshake(listener: &TcpListener, there: SocketAddr) -> (TcpStream, TcpS
     let (mut near, _) = listener.accept().unwrap();
     let mut far = TcpStream::connect(there).unwrap();
     // Greeting, hello, welcome.
-    let mut buffer = [0; 104];
+    let mut buffer = [0; 112];
     far.read_exact(&mut buffer[..48]).unwrap();
     near.write_all(&buffer[..48]).unwrap();
-    near.read_exact(&mut buffer[..104]).unwrap();
-    far.write_all(&buffer[..104]).unwrap();
+    near.read_exact(&mut buffer[..112]).unwrap();
+    far.write_all(&buffer[..112]).unwrap();
     far.read_exact(&mut buffer[..80]).unwrap();
     near.write_all(&buffer[..80]).unwrap();
     (near, far)

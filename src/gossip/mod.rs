@@ -230,7 +230,7 @@ impl<T: Number> Buffer<T> {
         };
         let written = client.events(&format!("{name}.written"), learners, learners)?;
         let read = client.events(&format!("{name}.read"), learners, learners)?;
-        let size = (len * size_of::<T>()) as u64;
+        let size = (len as u64).saturating_mul(size_of::<T>() as u64);
         let messages = client.slots(&format!("{name}.messages"), learners, size.max(1))?;
         Ok(Buffer {
             rank,

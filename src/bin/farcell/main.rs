@@ -33,10 +33,11 @@ use failure::{Answer, Failure};
 use output::Output;
 use std::process::ExitCode;
 
-/// Shared events and counters for programs on many machines.
+/// Shared events, counters, locks and messages for programs on many machines.
 ///
-/// A server holds named arrays of events and counters; programs and people
-/// anywhere set, clear, test, take, count and wait on their cells.
+/// A server holds named arrays of events, counters, locks and messages; programs
+/// and people
+/// anywhere set, clear, test, take, count, lock and wait.
 #[derive(Debug, Parser)]
 #[command(name = "farcell", version, after_help = AFTER_HELP)]
 #[command(subcommand_required = true, arg_required_else_help = true)]

@@ -51,7 +51,8 @@ pub struct Serve {
     /// A second key, whose clients can read and wait only
     #[arg(long, value_name = "PATH")]
     read_only_authkey_file: Option<PathBuf>,
-    /// An array to create; the kind is event or counter. Repeat for several
+    /// An array to create: event, counter, lock, barrier or semaphore. Repeat for
+    /// several
     #[arg(long = "array", value_name = "NAME:KIND:ROWSxCOLS")]
     arrays: Vec<Spec>,
     /// Room for this many cells of 8 bytes [default: 262144, or that of the state

@@ -30,7 +30,9 @@ pub(super) fn attach(link: &Link) -> Result<Window, String> {
     if let Some((here, there)) = link.ends()
         && here != there
     {
-        return Err(format!("the server is on another machine ({there}; this one is {here})"));
+        return Err(format!(
+            "the server is on another machine, or in another network namespace ({there}; this one is {here})"
+        ));
     }
     let boot = boot_id()?;
     let answer = link

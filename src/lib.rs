@@ -100,7 +100,7 @@ pub use client::{
     ArrayInfo, Barrier, BarrierArray, BarrierWait, Batch, Cell, Client, ClientBuilder, Counter,
     CounterArray, Counters, Event, EventArray, Events, Holding, HoldingKind, Lock, LockArray,
     LockGuard, Member, Outcome, Received, Registered, Semaphore, SemaphoreArray, ServerInfo, Slot,
-    SlotArray, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken, launch,
+    SlotArray, SlotBorrow, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken, launch,
 };
 pub use error::{Error, Parted, Result};
 pub use keyfile::{

@@ -2,8 +2,9 @@
 //!
 //! The 63 bits of value, from the top: the version (41 bits), how many whole
 //! messages were written; the seat of the session that began to write last (20),
-//! for people who look into a segment; two flags, torn and writing. Versions are on top, so that "newer than" is
-//! a comparison of whole words.
+//! by which the server finds what one who has gone was writing; two flags, torn
+//! and writing. Versions are on top, so that "newer than" is a comparison of
+//! whole words.
 //!
 //! The word is a sequence lock. A writer swaps it to *writing*, changes the
 //! bytes, and swaps it to the next version. A reader takes the word, the bytes,
@@ -12,8 +13,22 @@
 
 use crate::cell::value;
 
-/// Bytes before the message in its row: its length, and nothing else.
+/// Bytes before the message in its row: its length, and in the word behind that
+/// the row's [area](spares).
 pub const HEAD: u64 = 64;
+
+/// Areas behind those of the rows. Each row has the area with its own number, until
+/// one who was writing it in memory has gone without anyone knowing whether it
+/// still does: then the row moves to one that nobody knows. The second word of its
+/// first area says where it is: 0, or the number of the area and 1.
+#[must_use]
+pub const fn spares(rows: u32) -> u32 {
+    match rows {
+        0..4 => 4,
+        4..64 => rows,
+        _ => 64,
+    }
+}
 
 /// Most bytes of a row: 16 GiB.
 pub const MAX_BYTES: u64 = 16 << 30;
@@ -63,9 +78,9 @@ impl Version {
     }
 
     /// Who began to write last, if the message is not whole.
-    #[cfg(test)]
-    const fn seat(self) -> u64 {
-        (self.0 >> SEAT_SHIFT) as u64 & (SEATS - 1)
+    #[must_use]
+    pub const fn seat(self) -> u32 {
+        ((self.0 >> SEAT_SHIFT) as u64 & (SEATS - 1)) as u32
     }
 
     /// Whether someone is writing.
@@ -131,7 +146,7 @@ mod tests {
             let whole = Version::whole(number);
             let claimed = whole.claimed(seat);
             prop_assert!(claimed.is_writing() && !claimed.is_torn());
-            prop_assert_eq!((claimed.number(), claimed.seat()), (number, u64::from(seat)));
+            prop_assert_eq!((claimed.number(), claimed.seat()), (number, seat));
             let left = claimed.left();
             prop_assert!(!left.is_writing() && left.is_torn());
             prop_assert_eq!(left.number(), number);

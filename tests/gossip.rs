@@ -58,11 +58,11 @@ fn together(client: &Client, rank: usize, learners: usize, options: Options, rou
 struct Learner(Child);
 
 impl Learner {
-    fn start(role: &str, addr: &str, rank: usize, learners: usize) -> Learner {
+    fn start(role: &str, way: &str, addr: &str, rank: usize, learners: usize) -> Learner {
         Learner(
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "role_of_a_learner", "--ignored", "--nocapture"])
-                .env(ROLE, format!("{role} {addr} {rank} {learners}"))
+                .env(ROLE, format!("{role} {addr} {rank} {learners} {way}"))
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -92,7 +92,8 @@ fn role_of_a_learner() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     let (rank, learners) = (words[2].parse().unwrap(), words[3].parse().unwrap());
-    let client = connect(words[1], TransportChoice::Auto);
+    let client = connect(words[1], words[4].parse().unwrap());
+    assert_eq!(client.transport().name, words[4]);
     let options = Options::new();
     let result = match words[0] {
         "ring" => together(&client, rank, learners, options, 120),
@@ -137,29 +138,38 @@ fn role_of_a_learner() {
     println!("RESULT {result}");
 }
 
-fn run(role: &str, learners: usize) -> Vec<f64> {
+fn run(role: &str, way: &str, learners: usize) -> Vec<f64> {
     let server = server().start().unwrap();
     let addr = server.address();
     let mut all: Vec<_> =
-        (0..learners).map(|rank| Learner::start(role, &addr, rank, learners)).collect();
+        (0..learners).map(|rank| Learner::start(role, way, &addr, rank, learners)).collect();
     all.iter_mut().map(Learner::result).collect()
 }
 
 #[test]
 fn learners_come_to_the_mean_of_where_they_began() {
-    for (role, learners) in [("ring", 4), ("exponential", 4), ("bipartite", 4), ("full", 3)] {
-        let distances = run(role, learners);
-        let furthest = distances.iter().copied().fold(0.0, f64::max);
-        assert!(furthest < 1e-6, "{role}: {distances:?}");
+    for way in ["shm", "tcp"] {
+        for (role, learners) in [("ring", 4), ("exponential", 4), ("bipartite", 4), ("full", 3)] {
+            let distances = run(role, way, learners);
+            let furthest = distances.iter().copied().fold(0.0, f64::max);
+            assert!(furthest < 1e-6, "{role} over {way}: {distances:?}");
+        }
     }
 }
 
 #[test]
 fn a_learner_that_dies_hangs_nobody() {
+    for way in ["shm", "tcp"] {
+        a_learner_dies(way);
+    }
+}
+
+fn a_learner_dies(way: &str) {
     let server = server().lease(Duration::from_secs(1)).start().unwrap();
     let addr = server.address();
     let roles = ["free", "free", "victim", "free"];
-    let mut all: Vec<_> = (0..4).map(|rank| Learner::start(roles[rank], &addr, rank, 4)).collect();
+    let mut all: Vec<_> =
+        (0..4).map(|rank| Learner::start(roles[rank], way, &addr, rank, 4)).collect();
     let begun = Instant::now();
     let lost: Vec<f64> = [0, 1, 3].map(|rank: usize| all[rank].result()).into();
     assert!(begun.elapsed() < LONG, "by the lease, not by their patience");

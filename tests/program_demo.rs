@@ -50,8 +50,15 @@ fn everything_is_checked_and_right() {
     for name in ["rounds_per_second", "p50_us", "p99_us", "max_us", "seconds"] {
         assert!(result[name].as_f64().unwrap() > 0.0, "{name}: {ended:?}");
     }
-    for name in ["torn", "repeated", "skipped"] {
+    for name in ["torn", "repeated", "skipped", "astray"] {
         assert_eq!(result[name], 0);
+    }
+    // Half of the way and more in each round: 60 are enough for what is left to
+    // be rounding.
+    let [distance, tolerance] = ["distance", "tolerance"].map(|n| result[n].as_f64().unwrap());
+    assert!(distance <= tolerance && tolerance < 1e-9, "{distance} {tolerance}");
+    for one in result["each"].as_array().unwrap() {
+        assert!(one["distance"].as_f64().unwrap() <= distance);
     }
     assert_eq!(std::fs::read_dir(home.dir.path()).unwrap().count(), 0, "no file is left");
 }
@@ -60,13 +67,15 @@ fn everything_is_checked_and_right() {
 fn every_shape_of_ring() {
     let home = Home::new();
     for args in [
-        &["--learners", "2", "--rounds", "1", "--cells", "3"][..],
+        &["--learners", "2", "--rounds", "1", "--cells", "1"][..],
         &["--learners", "4", "--peers", "3", "--rounds", "40", "--cells", "500"],
         &["--learners", "5", "--peers", "2", "--seconds", "0.3"],
+        &["--learners", "3", "--rounds", "20", "--cells", "200000"],
     ] {
         let ended = home.run(&[&["demo"], args].concat());
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(ended.stdout.contains("right: no learner saw a torn"), "{ended:?}");
+        assert!(ended.stdout.contains("of the mean of all starts"), "{ended:?}");
     }
     home.fails(&["demo", "--peers", "4"], 2, &["--peers 4", "at most 3"]);
     home.fails(&["demo", "--learners", "1"], 2, &["--learners"]);
@@ -80,7 +89,8 @@ fn the_check_can_fail() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let result = json(&ended);
     assert_eq!(result["ok"], false);
-    let counted = ["torn", "repeated", "skipped"].map(|name| result[name].as_u64().unwrap());
+    let counted =
+        ["torn", "repeated", "skipped", "astray"].map(|name| result[name].as_u64().unwrap());
     let faults = result["faults"].as_array().unwrap();
     assert_eq!(counted.iter().sum::<u64>(), faults.len() as u64);
     assert!(!faults.is_empty());

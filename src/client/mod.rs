@@ -3,6 +3,7 @@
 mod array;
 mod barrier;
 mod batch;
+mod borrow;
 mod counter;
 mod event;
 /// Finding the server when a program names none: the steps of
@@ -20,6 +21,7 @@ mod way;
 
 pub use barrier::{Barrier, BarrierArray, BarrierWait};
 pub use batch::{Batch, Outcome};
+pub use borrow::SlotBorrow;
 pub use counter::{Counter, CounterArray, Counters};
 pub use event::{Event, EventArray, Events};
 pub use lock::{Lock, LockArray, LockGuard};
@@ -642,7 +644,7 @@ impl Client {
         }
         let slot = match &self.core.shm {
             // The others have queues, and the server has those.
-            Some(shm) if matches!(kind, Kind::Event | Kind::Counter) => {
+            Some(shm) if matches!(kind, Kind::Event | Kind::Counter | Kind::Slots) => {
                 shm.bind(number, tenure, record.base, shape.extent())
             }
             _ => Ways::none(),

@@ -12,6 +12,7 @@ use crate::slot::MAX_BYTES;
 use crate::slot::Version;
 use crate::transport::Failure;
 use crate::transport::rdma::{SlotFrom, SlotInto, SlotWay, slot_put};
+use crate::transport::shm::{Message, Messages, Put, Shm, Which};
 use crate::transport::tcp::{Canceller, Claimed, Look, SlotAt};
 use crate::wire::slots::SlotRefusal;
 use crate::wire::{Refusal, WaitRecord};
@@ -19,9 +20,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a reader tries to find a moment in which nobody writes.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// It tries this often at least.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 
 /// A named array of slots, one a row. A handle: cheap to clone, and indexing
 /// it is arithmetic.
@@ -31,8 +32,12 @@ pub struct SlotArray {
     way: Arc<Way>,
 }
 
-/// The way of an array's messages by RDMA: found out when first needed.
-type Way = OnceLock<Option<SlotWay>>;
+/// The ways of an array's messages: found out when first needed.
+#[derive(Debug, Default)]
+struct Way {
+    rdma: OnceLock<Option<SlotWay>>,
+    memory: Messages,
+}
 
 impl SlotArray {
     pub(super) fn new(array: Arc<Array>) -> SlotArray {
@@ -168,11 +173,30 @@ impl Slot {
             let name = &self.array.name;
             found.inspect_err(|why| tracing::info!(name, why, "messages go over TCP")).ok()
         };
-        self.way.get_or_init(find).as_ref()
+        self.way.rdma.get_or_init(find).as_ref()
+    }
+
+    /// The message in memory, if it is there.
+    pub(super) fn in_memory(&self) -> Option<(Arc<Shm>, Message)> {
+        let shm = self.array.client.core.shm.as_ref()?;
+        let which = Which {
+            array: self.array.number,
+            cell: self.offset,
+            row: self.row as u32,
+            rows: self.array.form.shape.rows,
+            bytes: self.bytes(),
+        };
+        Some((shm.clone(), shm.message(&self.way.memory, which)?))
     }
 
     /// One look at the message, by the way that there is.
     pub(super) fn look(&self, offset: u64, mut into: SlotInto<'_>) -> Result<Look> {
+        if let SlotInto::Buffer(buffer) = &mut into
+            && let Some((shm, message)) = self.in_memory()
+            && let Some(look) = shm.look(&message, offset, buffer)
+        {
+            return Ok(look);
+        }
         if let Some(look) =
             self.way().and_then(|w| w.look(self.offset, self.row as u32, offset, &mut into))
         {
@@ -192,7 +216,7 @@ impl Slot {
         looked.map_err(|f| self.explain(f, "read"))
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.array.name.clone()
     }
 
@@ -264,12 +288,34 @@ impl Slot {
     ) -> Result<u64> {
         self.fits(offset, bytes.len())?;
         let link = &self.array.client.core.link;
-        let written = match (self.way(), bytes) {
-            (Some(way), _) => slot_put(link, way, self.at(), offset, bytes, total),
-            (None, SlotFrom::Buffer(buffer)) => {
+        let memory = match bytes {
+            SlotFrom::Buffer(buffer) => self.in_memory().map(|(shm, m)| (shm, m, *buffer)),
+            SlotFrom::Region(..) => None,
+        };
+        if let Some((shm, message, buffer)) = &memory
+            && shm.claims(message)
+        {
+            let refused = |refusal| self.explain(Failure::Refused(Refusal::Slot(refusal), 0), op);
+            match shm.put(message, offset, buffer, total) {
+                Put::Done(version) => return Ok(version.number()),
+                Put::Busy(word) => return Err(refused(SlotRefusal::Busy(word))),
+                Put::Lost(word) => return Err(refused(SlotRefusal::NotClaimed(word))),
+                Put::Not => {}
+            }
+        }
+        let written = match (&memory, self.way(), bytes) {
+            (Some((shm, message, buffer)), ..) if shm.may_fill(message) => {
+                let fill = || shm.fill(message, offset, buffer);
+                slot_put(link, fill, self.at(), offset, bytes, total)
+            }
+            (_, Some(way), _) => {
+                let fill = || way.write(self.row as u32, offset, bytes);
+                slot_put(link, fill, self.at(), offset, bytes, total)
+            }
+            (_, None, SlotFrom::Buffer(buffer)) => {
                 link.slot_put(self.at(), offset, buffer, total).map_err(Some)
             }
-            (None, SlotFrom::Region(region, range)) => {
+            (_, None, SlotFrom::Region(region, range)) => {
                 let mut copy = vec![0; range.len()];
                 region.read(range.start, &mut copy).map_err(broke)?;
                 link.slot_put(self.at(), offset, &copy, total).map_err(Some)
@@ -352,7 +398,7 @@ impl Slot {
             tries += 1;
             let left = PATIENCE.saturating_sub(begun.elapsed());
             if left.is_zero() && tries >= TRIES {
-                return Err(Error::SlotBusy { name: self.name(), row: self.row, op: "read" });
+                return Err(self.busy("read"));
             }
             if version.is_writing() {
                 self.wait(Comparison::Ne, version.value(), &WaitOptions::of(Some(left), None))?;

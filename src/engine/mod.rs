@@ -256,6 +256,7 @@ impl<A: Actor> Engine<A> {
         let mut parking = lock(&self.parking);
         if let Some(member) = lock(&self.peers).at(session.seat) {
             member.gone = Some(how);
+            member.connected = session.route.is_some();
             member.may_hold = session.may_hold;
             let waits_at = |place: &&u32| parking.is_parked_on(session.id, **place);
             member.arrived = member.parties.iter().filter(waits_at).copied().collect();

@@ -107,6 +107,8 @@ pub struct Member {
     pub will: Vec<Bequest>,
     /// It has ended, and is to be settled.
     pub gone: Option<Gone>,
+    /// It had a connection then, so its process lives, or is stopped.
+    pub connected: bool,
 }
 
 impl Member {
@@ -125,6 +127,7 @@ impl Member {
             arrived: HashSet::new(),
             will: Vec::new(),
             gone: None,
+            connected: true,
         }
     }
 

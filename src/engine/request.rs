@@ -170,7 +170,7 @@ impl<A: Actor> Engine<A> {
                 wire::push(&mut out.reply, Tag::Heartbeat, 0, &[]);
                 Ok(())
             }
-            Tag::RdmaOpen | Tag::RdmaClose | Tag::RdmaSlots | Tag::ShmOpen => {
+            Tag::RdmaOpen | Tag::RdmaClose | Tag::RdmaSlots | Tag::ShmOpen | Tag::ShmSlots => {
                 gathered.way = Some(Next::Way { tag, id: header.id, len: payload.len() });
                 Ok(())
             }

@@ -290,6 +290,13 @@ impl<A: Actor> Engine<A> {
         if self.budget.used.load(Ordering::Relaxed) == 0 {
             return;
         }
+        // Still there, since the session is not settled.
+        let (seat, moves) = {
+            let mut peers = super::lock(&self.peers);
+            let seat = peers.seat_of(session).unwrap_or(0);
+            let member = peers.at(seat);
+            (seat, member.is_some_and(|m| m.connected && m.way == super::Way::Shm))
+        };
         let mut waited = Vec::new();
         let catalog = self.catalogued();
         for entry in catalog.slots() {
@@ -297,6 +304,9 @@ impl<A: Actor> Engine<A> {
             for (row, claim) in payload.take_claims(session) {
                 let place = entry.base + entry.form.shape.offset(row, 0).unwrap_or(0);
                 let to = if claim.touched { claim.claimed.left() } else { claim.before };
+                if claim.remote && moves {
+                    self.relocate(entry, payload, row);
+                }
                 // The claim was taken away, so nobody else changes the word,
                 // and a writer that comes now finds the row busy until it is
                 // changed here.
@@ -309,6 +319,69 @@ impl<A: Actor> Engine<A> {
         for place in waited {
             self.ring(place, out);
         }
+        if seat != 0 {
+            self.tear_rows(|writer| writer == seat, moves, out);
+        }
+    }
+
+    /// Moves a row away from one who may still write to it.
+    fn relocate(&self, entry: &Entry, payload: &Payload, row: u32) {
+        if !payload.relocate(row) {
+            let array = &*entry.name;
+            tracing::warn!(
+                array,
+                row,
+                "no area is left to move a row to; its last writer may still change it, if it lives"
+            );
+        }
+    }
+
+    /// Tears the rows that are being written in memory, without a claim here, by
+    /// seats that have gone; how many there are. Nothing that they still put
+    /// there is made whole by them: their last swap fails. `moves`: they may
+    /// still put something there, so the rows move.
+    pub(super) fn tear_rows(
+        &self,
+        gone: impl Fn(u32) -> bool,
+        moves: bool,
+        out: &mut Out,
+    ) -> usize {
+        // Relaxed: as in `end_writes`.
+        if self.budget.used.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let (mut torn, mut waited) = (0, Vec::new());
+        let catalog = self.catalogued();
+        for entry in catalog.slots() {
+            let Some(payload) = entry.payload.get() else { continue };
+            for row in 0..entry.form.shape.rows {
+                let place = entry.base + entry.form.shape.offset(row, 0).unwrap_or(0);
+                let found = Version::of(self.actor.load(place));
+                if !found.is_writing() || !gone(found.seat()) {
+                    continue;
+                }
+                // Held, so that nobody claims it here meanwhile.
+                let claims = payload.claims(row);
+                if claims.contains_key(&row) {
+                    continue;
+                }
+                // First it is nobody's, so that the one who has gone cannot make
+                // it whole while it moves.
+                let nobodys = found.left().claimed(0);
+                let Ok(told) = self.swap_version(place, found, nobodys) else { continue };
+                if moves {
+                    self.relocate(entry, payload, row);
+                }
+                let again = self.swap_version(place, nobodys, nobodys.left());
+                torn += 1;
+                waited.extend((told || again == Ok(true)).then_some(place));
+            }
+        }
+        drop(catalog);
+        for place in waited {
+            self.ring(place, out);
+        }
+        torn
     }
 
     /// Gives the arrays of slots that a catalog of a former life has their

@@ -397,7 +397,7 @@ impl<A: Actor> Engine<A> {
     }
 
     /// To be called now and then: frees locks that are held by nobody who
-    /// lives. Such a one can be left by a client that could change the cells by
+    /// lives, and tears messages that are being written by nobody. Such a one can be left by a client that could change the cells by
     /// itself and went on after its end.
     pub fn tidy(&self, out: &mut Out) {
         let mut rung = Vec::new();
@@ -414,6 +414,10 @@ impl<A: Actor> Engine<A> {
             self.count(&parking);
         }
         deliver(done, out);
+        let torn = self.tear_rows(|seat| !lock(&self.peers).sits(seat), true, out);
+        if torn > 0 {
+            tracing::warn!(torn, "tore messages of sessions that have ended before");
+        }
     }
 
     /// By which way the operations of a session go from here on.

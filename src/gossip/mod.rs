@@ -188,7 +188,7 @@ pub struct Buffer<T> {
     stale: u64,
     /// Who has yet to read our last message.
     readers: Vec<usize>,
-    bytes: Vec<u8>,
+    message: Vec<T>,
     sums: Vec<T>,
 }
 
@@ -245,7 +245,7 @@ impl<T: Number> Buffer<T> {
             mixes: 0,
             stale: 0,
             readers: Vec::new(),
-            bytes: vec![0; size as usize],
+            message: vec![T::zeroed(); len],
             sums: Vec::with_capacity(len),
         })
     }
@@ -306,6 +306,19 @@ impl<T: Number> Buffer<T> {
     /// [`Error::BadSetting`] for another length; those of [`Slot::read`] and of
     /// [`Event::wait`].
     pub fn aggregate(&mut self, parameters: &mut [T]) -> Result<Mixed> {
+        self.aggregate_with(parameters, |_, _| {})
+    }
+
+    /// As [`aggregate`](Self::aggregate), and shows each message to `look`, with
+    /// the rank of its writer, before any is mixed in for good.
+    ///
+    /// # Errors
+    /// As [`aggregate`](Self::aggregate).
+    pub fn aggregate_with(
+        &mut self,
+        parameters: &mut [T],
+        mut look: impl FnMut(usize, &[T]),
+    ) -> Result<Mixed> {
         self.check(parameters.len())?;
         let peers = self.in_peers();
         let mut missing = Vec::new();
@@ -341,10 +354,10 @@ impl<T: Number> Buffer<T> {
         self.sums.clear();
         self.sums.extend(parameters.iter().map(|&p| T::scale(p, own)));
         for &peer in peers.iter().filter(|peer| !lost.contains(peer)) {
-            self.slots[peer].read(&mut self.bytes)?;
-            let message = self.bytes.chunks_exact(size_of::<T>());
-            for (sum, bytes) in self.sums.iter_mut().zip(message) {
-                *sum = T::mix(*sum, weight, bytemuck::pod_read_unaligned(bytes));
+            self.slots[peer].read(bytemuck::cast_slice_mut(&mut self.message))?;
+            look(peer, &self.message);
+            for (sum, &number) in self.sums.iter_mut().zip(&self.message) {
+                *sum = T::mix(*sum, weight, number);
             }
         }
         // Only now, so that an error leaves all as it was.

@@ -1,14 +1,15 @@
 //! The memory of the messages of an array of slots.
 
 use super::Segment;
-use crate::slot::{HEAD, extent, pitch};
+use crate::slot::{HEAD, extent, pitch, spares};
 use crate::verbs::Memory;
 use farcell_sys::libc;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Locks for the rows: those of one lock have it in turn.
@@ -44,8 +45,13 @@ pub struct Payload {
     rows: u32,
     bytes: u64,
     claims: [Mutex<Claims>; STRIPES],
+    /// Which area each row has. What the memory itself says is for clients.
+    areas: Vec<AtomicU32>,
+    /// Areas that nobody has had yet begin here.
+    next: AtomicU32,
     used: Arc<AtomicU64>,
-    taken: u64,
+    limit: u64,
+    taken: AtomicU64,
 }
 
 impl Payload {
@@ -60,7 +66,8 @@ impl Payload {
         let order = Ordering::Relaxed;
         used.fetch_update(order, order, |sum| sum.checked_add(taken).filter(|&sum| sum <= limit))
             .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let made = usize::try_from(taken)
+        // Pages that nobody touches are none.
+        let made = usize::try_from(extent(rows.saturating_add(spares(rows)), bytes))
             .map_err(|_| io::ErrorKind::InvalidInput.into())
             .and_then(|taken| Segment::sealed(c"farcell slots", taken, false));
         let memory = match made {
@@ -71,7 +78,61 @@ impl Payload {
             }
         };
         let claims = Default::default();
-        Ok(Payload { memory, rows, bytes, claims, used: used.clone(), taken })
+        let areas = (0..rows).map(AtomicU32::new).collect();
+        let (used, next, taken) = (used.clone(), AtomicU32::new(rows), AtomicU64::new(taken));
+        Ok(Payload { memory, rows, bytes, claims, areas, next, used, limit, taken })
+    }
+
+    /// Where a row begins, in bytes.
+    fn start(&self, row: u32) -> u64 {
+        // Relaxed: it changes while the row is claimed, and the version word
+        // orders that.
+        u64::from(self.areas[row as usize].load(Ordering::Relaxed)) * pitch(self.bytes)
+    }
+
+    /// Gives the row an area that nobody has had, since someone may still write
+    /// to the one that it has. Its bytes are lost. Whoever calls this has claimed
+    /// the row and holds its [claims](Self::claims). `false`: there is none left.
+    pub fn relocate(&self, row: u32) -> bool {
+        // Relaxed, all of it: see `start`, and `new`.
+        let order = Ordering::Relaxed;
+        let (end, more) = (self.rows + spares(self.rows), pitch(self.bytes));
+        let free = |next: u32| (next < end).then(|| next + 1);
+        let fits = |sum: u64| sum.checked_add(more).filter(|&sum| sum <= self.limit);
+        if self.used.fetch_update(order, order, fits).is_err() {
+            return false;
+        }
+        let Ok(area) = self.next.fetch_update(order, order, free) else {
+            self.used.fetch_sub(more, order);
+            return false;
+        };
+        self.taken.fetch_add(more, order);
+        self.areas[row as usize].store(area, order);
+        let first = u64::from(row) * more / 8;
+        self.memory.words()[first as usize + 1].store(u64::from(area) + 1, order);
+        true
+    }
+
+    /// The file that it is in.
+    ///
+    /// # Errors
+    /// None in a server, which does not close it.
+    pub fn file(&self) -> io::Result<&File> {
+        self.memory.file()
+    }
+
+    /// As [`Segment::read_only_file`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_only_file(&self) -> io::Result<File> {
+        self.memory.read_only_file()
+    }
+
+    /// As [`Segment::is_sealed`].
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.memory.is_sealed()
     }
 
     /// Most bytes of a message.
@@ -107,8 +168,7 @@ impl Payload {
     #[must_use]
     pub fn length(&self, row: u32) -> &AtomicU64 {
         assert!(row < self.rows);
-        let at = u64::from(row) * pitch(self.bytes);
-        &self.memory.words()[(at / 8) as usize]
+        &self.memory.words()[(self.start(row) / 8) as usize]
     }
 
     /// Where these bytes of a row are; `None` outside of the row.
@@ -117,9 +177,9 @@ impl Payload {
         if row >= self.rows || end > self.bytes {
             return None;
         }
-        let offset = u64::from(row) * pitch(self.bytes) + HEAD + at;
-        // SAFETY: rows and bytes are those that the mapping was made for, so
-        // this is inside of it.
+        let offset = self.start(row) + HEAD + at;
+        // SAFETY: bytes, and the number of areas, of which the row has one, are
+        // those that the mapping was made for, so this is inside of it.
         Some(unsafe { self.memory.address().add(offset as usize) })
     }
 
@@ -204,15 +264,17 @@ unsafe impl Memory for Payload {
         self.memory.address()
     }
 
+    /// As far as rows go that have never moved: for adapters, which pin it.
     fn len(&self) -> usize {
-        self.memory.len()
+        let rows = extent(self.rows, self.bytes) as usize;
+        rows.next_multiple_of(4096).min(self.memory.len())
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
         // Relaxed: see `new`.
-        self.used.fetch_sub(self.taken, Ordering::Relaxed);
+        self.used.fetch_sub(*self.taken.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -242,6 +304,32 @@ mod tests {
         assert!(payload.read(0, 0, &mut row));
         assert_eq!(row, [0; 10]);
         assert_eq!(payload.length(1).load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_row_that_moves_leaves_its_bytes_behind() {
+        let used = Arc::default();
+        let payload = Payload::new(2, 10, &used, 64 * 2 * 5).unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(b"012345").unwrap();
+        assert_eq!(payload.receive(1, 0, 6, theirs.as_fd()).unwrap(), 6);
+        let words = payload.memory.words();
+        let place = |row: usize| words[row * 16 + 1].load(Ordering::Relaxed);
+        let mut row = [0; 6];
+        // The limit lets three of the four areas be used.
+        for area in 2..5 {
+            assert!(payload.relocate(1));
+            assert_eq!((place(0), place(1)), (0, area + 1));
+            assert!(payload.read(1, 0, &mut row));
+            assert_eq!(row, [0; 6]);
+            ours.write_all(b"012345").unwrap();
+            assert_eq!(payload.receive(1, 0, 6, theirs.as_fd()).unwrap(), 6);
+        }
+        assert!(!payload.relocate(0) && place(0) == 0);
+        drop(payload);
+        assert_eq!(used.load(Ordering::Relaxed), 0);
+        let payload = Payload::new(2, 10, &used, 1 << 20).unwrap();
+        assert_eq!([0; 5].map(|_| payload.relocate(0)), [true, true, true, true, false]);
     }
 
     #[test]

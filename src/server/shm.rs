@@ -2,7 +2,7 @@
 //!
 //! A session asks over its connection and is told the name of a datagram socket
 //! and a token. Whoever sends the token there gets the files of the memory in
-//! return (unix(7), `SCM_RIGHTS`). There is no connection to that socket, so a
+//! return (unix(7), `SCM_RIGHTS`): the segment's, or that of an array's messages. There is no connection to that socket, so a
 //! stranger can hold nothing: what is no token is dropped. The name is random
 //! and in the abstract namespace, which is that of the network namespace.
 //!
@@ -12,8 +12,9 @@
 use crate::auth::{Access, Domain};
 use crate::engine::lock;
 use crate::layout::CELLS_AT;
-use crate::segment::Segment;
+use crate::segment::{Payload, Segment};
 use crate::wire::ShmRecord;
+use crate::wire::slots::ShmSlotsAnswer;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny,
@@ -24,11 +25,13 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a token is good.
 const TOKEN_TIME: Duration = Duration::from_secs(5);
+/// Tokens for messages that one session can have at a time.
+const TOKENS: usize = 64;
 /// Datagrams that are looked at before others have their turn.
 const IN_TURN: usize = 64;
 /// Sleeps of a session that can be counted at a time.
@@ -43,6 +46,8 @@ struct Grant {
     writable: bool,
     echo: [u8; 16],
     until: Instant,
+    /// The memory of these messages; the segment's otherwise.
+    payload: Option<Weak<Payload>>,
 }
 
 /// What clients on this machine get.
@@ -148,10 +153,13 @@ impl Shm {
     pub fn grant(&self, session: u64, access: Access, now: Instant) -> Result<ShmRecord, String> {
         let (token, echo) = (random()?, random()?);
         let writable = self.changes && access == Access::ReadWrite;
-        let grant = Grant { session, writable, echo, until: now + TOKEN_TIME };
+        let until = now + TOKEN_TIME;
+        let grant = Grant { session, writable, echo, until, payload: None };
         let mut grants = lock(&self.grants);
-        grants.retain(|_, old| old.session != session && old.until > now);
+        let goes = |old: &Grant| old.session == session && old.payload.is_none();
+        grants.retain(|_, old| !goes(old) && old.until > now);
         grants.insert(token, grant);
+        drop(grants);
         let length = |file: io::Result<&File>| {
             file.and_then(|f| f.metadata()).map(|m| m.len()).map_err(|e| e.to_string())
         };
@@ -171,6 +179,34 @@ impl Shm {
             sealed: self.segment.is_sealed().into(),
             reserved: [0; 6],
         })
+    }
+
+    /// Lets a session have the memory of these messages; what its client must
+    /// know.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn grant_slots(
+        &self,
+        session: u64,
+        access: Access,
+        payload: &Arc<Payload>,
+        now: Instant,
+    ) -> Result<ShmSlotsAnswer, String> {
+        let (token, echo) = (random()?, random()?);
+        // Bytes are changed by whoever has claimed the row, in any domain.
+        let writable = payload.is_sealed() && access == Access::ReadWrite;
+        let bytes = payload.file().and_then(|f| f.metadata()).map_err(|e| e.to_string())?.len();
+        let (until, weak) = (now + TOKEN_TIME, Some(Arc::downgrade(payload)));
+        let grant = Grant { session, writable, echo, until, payload: weak };
+        let mut grants = lock(&self.grants);
+        grants.retain(|_, old| old.until > now);
+        if grants.values().filter(|old| old.session == session).count() >= TOKENS {
+            return Err(format!("the client has {TOKENS} tokens that it has not shown yet"));
+        }
+        grants.insert(token, grant);
+        let (name, writable, reserved) = (self.name, writable.into(), [0; 7]);
+        Ok(ShmSlotsAnswer { name, token, echo, bytes, writable, reserved })
     }
 
     /// Looks at what has come to the socket, and says whom it has given memory.
@@ -196,7 +232,8 @@ impl Shm {
                 continue;
             }
             match self.send(&grant, from) {
-                Ok(()) => given(grant.session),
+                Ok(()) if grant.payload.is_none() => given(grant.session),
+                Ok(()) => {}
                 Err(error) => {
                     tracing::debug!(session = grant.session, %error, "a client did not get memory");
                 }
@@ -211,6 +248,14 @@ impl Shm {
     fn send(&self, grant: &Grant, to: Option<SocketAddrAny>) -> io::Result<()> {
         let to = to.ok_or(io::ErrorKind::InvalidInput)?;
         let to = SocketAddrUnix::try_from(to)?;
+        if let Some(payload) = &grant.payload {
+            // It goes with its array.
+            let payload = payload.upgrade().ok_or(io::ErrorKind::NotFound)?;
+            return match grant.writable {
+                true => self.post(&[payload.file()?.as_fd()], grant, &to),
+                false => self.post(&[payload.read_only_file()?.as_fd()], grant, &to),
+            };
+        }
         let mut desk = None;
         let segment = if grant.writable {
             // Relaxed: it never goes back, and whoever sleeps on a cell has got
@@ -225,16 +270,21 @@ impl Shm {
         if let Some(desk) = &desk {
             files.push(desk.file()?.as_fd());
         }
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg_addr(&self.socket, &to, &[IoSlice::new(&grant.echo)], &mut control, flags)?;
+        self.post(&files, grant, &to)?;
         if let Some(mut desk) = desk {
             // A session is to cost the server no further descriptor.
             desk.close_file();
             self.desks.write().unwrap_or_else(PoisonError::into_inner).insert(grant.session, desk);
         }
+        Ok(())
+    }
+
+    fn post(&self, files: &[BorrowedFd<'_>], grant: &Grant, to: &SocketAddrUnix) -> io::Result<()> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(files));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg_addr(&self.socket, to, &[IoSlice::new(&grant.echo)], &mut control, flags)?;
         Ok(())
     }
 

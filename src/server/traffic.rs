@@ -4,7 +4,7 @@ use super::connection::Phase;
 use super::loopback::take_unclear;
 use super::worker::{MEMORY, Mail, READS_IN_TURN, Worker};
 use crate::engine::{Next, Way, lock};
-use crate::wire::slots::{RdmaSlotsAnswer, RdmaSlotsRecord};
+use crate::wire::slots::{RdmaSlotsAnswer, SlotsRecord};
 use crate::wire::{self, Tag};
 use mio::Interest;
 use mio::unix::SourceFd;
@@ -64,7 +64,7 @@ impl Worker {
                 self.post_out();
             }
             (Some(rdma), Tag::RdmaSlots) => {
-                let array = wire::take::<RdmaSlotsRecord>(tag, payload).map(|(r, _)| r.array);
+                let array = wire::take::<SlotsRecord>(tag, payload).map(|(r, _)| r.array);
                 let payload = array
                     .ok()
                     .and_then(|array| self.shared.engine.slot_payload(&lock(&session), array));
@@ -148,6 +148,35 @@ impl Worker {
             Ok(record) => {
                 let bytes = bytemuck::bytes_of(&record);
                 wire::push(&mut answer, Tag::ShmOpened, id, &[bytes]);
+            }
+            Err(why) => wire::push(&mut answer, Tag::ShmRefused, id, &[why.as_bytes()]),
+        }
+        self.send(key, &answer);
+    }
+
+    /// A client asks for the memory of an array's messages.
+    pub(super) fn handle_shm_slots(&mut self, key: usize, id: u64, payload: &[u8]) {
+        let Phase::Open { session, id: number } = &self.clients[key].phase else {
+            return;
+        };
+        let (access, messages) = {
+            let session = lock(session);
+            let array = wire::take::<SlotsRecord>(Tag::ShmSlots, payload).map(|(r, _)| r.array);
+            let find = |array| self.shared.engine.slot_payload(&session, array);
+            (session.access, array.ok().and_then(find))
+        };
+        let opened = match (&self.shared.shm, messages) {
+            (Ok(shm), Some(messages)) => {
+                shm.grant_slots(*number, access, &messages, Instant::now())
+            }
+            (Ok(_), None) => Err("no array of slots has that number".to_owned()),
+            (Err(why), _) => Err(why.clone()),
+        };
+        let mut answer = Vec::new();
+        match opened {
+            Ok(record) => {
+                let bytes = bytemuck::bytes_of(&record);
+                wire::push(&mut answer, Tag::ShmSlotsOpened, id, &[bytes]);
             }
             Err(why) => wire::push(&mut answer, Tag::ShmRefused, id, &[why.as_bytes()]),
         }
@@ -392,6 +421,7 @@ impl Worker {
                 if self.clients.get(key).is_some_and(|c| c.serial == serial) {
                     match tag {
                         Tag::ShmOpen => self.handle_shm(key, id),
+                        Tag::ShmSlots => self.handle_shm_slots(key, id, &bytes[used - len..used]),
                         _ => self.handle_rdma(key, tag, id, &bytes[used - len..used]),
                     }
                 }

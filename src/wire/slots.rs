@@ -101,10 +101,10 @@ pub struct SlotReply {
     pub reserved: u64,
 }
 
-/// Which array's messages are wanted by RDMA.
+/// Which array's messages are wanted by RDMA, or in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct RdmaSlotsRecord {
+pub struct SlotsRecord {
     /// The session's number of the array.
     pub array: u16,
     /// 0.
@@ -122,6 +122,25 @@ pub struct RdmaSlotsAnswer {
     pub key: u32,
     /// 0.
     pub reserved: u32,
+}
+
+/// Where a client on the server's machine gets the memory of the messages of an
+/// array, as the segment's: see [`ShmRecord`](super::ShmRecord).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ShmSlotsAnswer {
+    /// Name of the server's socket, in the abstract namespace.
+    pub name: [u8; 16],
+    /// What the client says there: good once, and for seconds.
+    pub token: [u8; 16],
+    /// What the server says to it.
+    pub echo: [u8; 16],
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// 1: the client may change messages in memory.
+    pub writable: u8,
+    /// 0.
+    pub reserved: [u8; 7],
 }
 
 /// Bytes of a request.

@@ -201,3 +201,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_one_who_has_gone_was_writing_in_memory_is_torn() {
+    let place = Place::new();
+    let one = place.session(1, Access::ReadWrite);
+    let two = place.session(2, Access::ReadWrite);
+    let claim_in_memory = |row: u32, session: &SharedSession| {
+        let offset = Shape { rows: ROWS, cols: 1 }.offset(row, 0).unwrap();
+        let claimed = Version::whole(5).claimed(lock(session).seat);
+        let cells = place.engine.actor.cells();
+        // Relaxed: nobody else is there.
+        let order = std::sync::atomic::Ordering::Relaxed;
+        cells[(place.base + offset) as usize].store(claimed.word(), order);
+    };
+    claim_in_memory(0, &one);
+    claim_in_memory(1, &two);
+    let writing = place.claim(&two, 2, 1);
+    place.engine.tidy(&mut Out::default());
+    assert!(place.version(0).is_writing() && place.version(1).is_writing());
+    assert!(matches!(
+        place.begin(&two, &SlotRequest { row: 0, write: 2, ..SlotRequest::default() }),
+        Err(Refusal::Slot(SlotRefusal::Busy(_)))
+    ));
+    let out = &mut Out::default();
+    place.engine.end(&mut lock(&one), crate::engine::Gone::Silent, out);
+    place.engine.end_writes(1, out);
+    assert!(place.version(0).is_torn() && !place.version(0).is_writing());
+    assert!(place.version(1).is_writing() && place.version(2).is_writing());
+    // It goes on after its end, and before it has noticed.
+    place.engine.settle(1, Duration::ZERO, out);
+    claim_in_memory(3, &one);
+    place.engine.tidy(out);
+    assert!(place.version(3).is_torn() && !place.version(3).is_writing());
+    assert!(place.version(1).is_writing());
+    assert_eq!(place.commit(&two, &writing, 0).unwrap(), 1);
+}

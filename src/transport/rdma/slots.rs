@@ -14,7 +14,7 @@ use crate::slot::{HEAD, Version, pitch};
 use crate::transport::Failure;
 use crate::transport::tcp::{Claimed, Link, Look, SlotAt, SlotBegun};
 use crate::verbs::{Access, Local, Region, Remote, Request, WorkId};
-use crate::wire::slots::{RdmaSlotsAnswer, RdmaSlotsRecord};
+use crate::wire::slots::{RdmaSlotsAnswer, SlotsRecord};
 use crate::wire::{self, Tag};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -178,9 +178,11 @@ impl SlotWay {
         lane.run_all(&mut [
             Request::read(lane.word(0)?, word),
             Request::read(lane.word(1)?, self.at(self.row(row))),
+            Request::read(lane.word(2)?, self.at(self.row(row) + 8)),
         ])?;
-        if is_suspect(lane.value(0)) {
-            // The array is gone, and the server is to say so.
+        if is_suspect(lane.value(0)) || lane.value(2) != 0 {
+            // The array is gone, and the server is to say so; or the row has
+            // moved to where only the server reaches it.
             return Ok(None);
         }
         let version = Version::of(lane.value(0));
@@ -226,14 +228,14 @@ impl SlotWay {
         }))
     }
 
-    /// Writes bytes of a row that is claimed. `false`: RDMA is over, and all of
-    /// them must go another way; nothing of this arrives any more.
+    /// Writes bytes of a row that is claimed. `false`: RDMA is over, or does
+    /// not reach the row, and all of them must go another way; nothing of this arrives any more.
     pub(crate) fn write(&self, row: u32, offset: u64, bytes: &From<'_>) -> bool {
         if !self.works() {
             return false;
         }
         match self.try_write(row, offset, bytes) {
-            Ok(()) => true,
+            Ok(done) => done,
             Err(trouble) => {
                 self.rdma.give_up(&self.rails, &trouble);
                 false
@@ -241,8 +243,13 @@ impl SlotWay {
         }
     }
 
-    fn try_write(&self, row: u32, offset: u64, bytes: &From<'_>) -> Result<(), Trouble> {
+    fn try_write(&self, row: u32, offset: u64, bytes: &From<'_>) -> Result<bool, Trouble> {
         let lane = self.rails.lane();
+        lane.run(Request::read(lane.word(1)?, self.at(self.row(row) + 8)))?;
+        if lane.value(1) != 0 {
+            // It has moved: see `try_look`.
+            return Ok(false);
+        }
         let pieces = self.pieces(row, offset, bytes.len());
         let write = |from, to| Request::new(crate::verbs::Work::Write { from, to });
         match bytes {
@@ -273,7 +280,7 @@ impl SlotWay {
         // A WRITE that is acknowledged has reached the other adapter; a READ
         // behind it is answered when it has reached the memory (InfiniBand
         // specification, ordering of a reliable connection).
-        lane.run(Request::read(lane.word(1)?, self.at(self.row(row))))
+        lane.run(Request::read(lane.word(1)?, self.at(self.row(row)))).map(|()| true)
     }
 }
 
@@ -286,7 +293,7 @@ impl Rdma {
         let rails = self.rails().ok_or("RDMA was lost")?;
         let base = self.way(array).ok_or("RDMA was lost")?.base;
         rails.make_rings().map_err(|e| e.to_string())?;
-        let record = RdmaSlotsRecord { array, ..RdmaSlotsRecord::default() };
+        let record = SlotsRecord { array, ..SlotsRecord::default() };
         let answer = self
             .link
             .ask_later(Tag::RdmaSlots, bytemuck::bytes_of(&record), OPEN_TIMEOUT * 4)
@@ -328,12 +335,12 @@ impl Rails {
 /// How often a write is begun whose connections are lost each time.
 const TRIES: usize = 16;
 
-/// Writes a whole message or a part: claims the row, moves the bytes by the way
-/// that there is, and commits. What is lost in between is begun again, under
+/// Writes a whole message or a part: claims the row, moves the bytes with `fill`,
+/// or over TCP where that says that it cannot, and commits. What is lost in between is begun again, under
 /// the same number, so that it happens once. `Err(None)`: it was lost each time.
 pub(crate) fn put(
     link: &Arc<Link>,
-    way: &SlotWay,
+    fill: impl Fn() -> bool,
     at: SlotAt,
     offset: u64,
     bytes: &From<'_>,
@@ -345,7 +352,7 @@ pub(crate) fn put(
             SlotBegun::Claimed(claimed) => claimed,
             SlotBegun::Done(version) => return Ok(version),
         };
-        let moved = if way.write(at.row, offset, bytes) {
+        let moved = if fill() {
             // No bytes, but how far they go.
             claimed.write(offset + bytes.len() as u64, &[])
         } else {

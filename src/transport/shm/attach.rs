@@ -1,9 +1,10 @@
 //! Asking a server for its memory.
 
-use super::map::Window;
+use super::map::{Map, Window, check};
 use crate::server::{address_of, boot_id, named_socket, random};
 use crate::transport::connect::plain;
 use crate::transport::tcp::Link;
+use crate::wire::slots::{ShmSlotsAnswer, SlotsRecord};
 use crate::wire::{self, ShmRecord, Tag};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -50,18 +51,45 @@ pub(super) fn attach(link: &Link) -> Result<Window, String> {
     if record.boot != boot {
         return Err("the server is on another machine, or in a virtual one".to_owned());
     }
-    let files = fetch(&record)?;
+    let files = fetch(&record.name, &record.token, &record.echo)?;
     Window::open(&files, &record, welcome.capacity, welcome.incarnation)
 }
 
+/// Asks for the memory of an array's messages, and maps it.
+///
+/// # Errors
+/// Why it cannot be had, in words.
+pub(super) fn messages(link: &Link, array: u16) -> Result<(Map, bool), String> {
+    let record = SlotsRecord { array, ..SlotsRecord::default() };
+    let answer = link
+        .ask_later(Tag::ShmSlots, bytemuck::bytes_of(&record), PATIENCE)
+        .map_err(|_| "the connection to the server broke".to_owned())?;
+    let record = match answer {
+        Some((Tag::ShmSlotsOpened, bytes)) => {
+            let taken = wire::take::<ShmSlotsAnswer>(Tag::ShmSlotsOpened, &bytes);
+            taken.map_err(|_| "the server's offer makes no sense".to_owned())?.0
+        }
+        Some((_, why)) => return Err(String::from_utf8_lossy(&why).into_owned()),
+        None => return Err("the server did not answer in time".to_owned()),
+    };
+    let files = fetch(&record.name, &record.token, &record.echo)?;
+    let [file] = &files[..] else {
+        return Err(format!("the server sent {} files instead of one", files.len()));
+    };
+    let writable = record.writable != 0;
+    check(file, record.bytes, true)?;
+    let map = Map::new(file, record.bytes, writable);
+    Ok((map.map_err(|e| format!("mapping the memory: {e}"))?, writable))
+}
+
 /// Shows the token and takes what comes for it.
-fn fetch(record: &ShmRecord) -> Result<Vec<OwnedFd>, String> {
+fn fetch(name: &[u8; 16], token: &[u8; 16], echo: &[u8; 16]) -> Result<Vec<OwnedFd>, String> {
     let broke = |e: io::Error| format!("a Unix socket: {}", plain(&e));
     let socket = named_socket(&random()?).map_err(broke)?;
-    let server = address_of(&record.name).map_err(broke)?;
+    let server = address_of(name).map_err(broke)?;
     let until = Instant::now() + PATIENCE;
     loop {
-        match sendto(&socket, &record.token, SendFlags::NOSIGNAL, &server) {
+        match sendto(&socket, token, SendFlags::NOSIGNAL, &server) {
             Ok(_) => break,
             Err(Errno::CONNREFUSED) => {
                 return Err(
@@ -103,7 +131,7 @@ fn fetch(record: &ShmRecord) -> Result<Vec<OwnedFd>, String> {
         }
         // Our name can be seen by others on this machine. What does not come
         // from the server is closed again.
-        if got == 16 && bytes[..16] == record.echo {
+        if got == 16 && bytes[..16] == *echo {
             return Ok(files);
         }
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// A file in memory: a header of a page, and words behind it.
 #[derive(Debug)]
-struct Map {
+pub(super) struct Map {
     start: *mut c_void,
     bytes: usize,
     generation: Generation,
@@ -31,7 +31,11 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    fn new(file: &OwnedFd, bytes: u64, writable: bool) -> io::Result<Map> {
+    /// Maps so many bytes of a file, whole pages.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn new(file: &OwnedFd, bytes: u64, writable: bool) -> io::Result<Map> {
         let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice touches
@@ -40,10 +44,11 @@ impl Map {
         Ok(Map { start, bytes, generation: fork::generation() })
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    /// Its words. They must not be changed where it was mapped to be read.
+    pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: `bytes` bytes, whole pages, mapped as long as `self` lives; any
         // bits are a valid AtomicU64. It is only ever read where it was mapped
-        // to be read: the methods of `Window` see to that.
+        // to be read: the methods of `Window` and `Rows` see to that.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.bytes / 8) }
     }
 
@@ -85,9 +90,9 @@ pub(super) struct Window {
 }
 
 /// Whether the file is as the server said, and cannot become shorter.
-fn check(file: &OwnedFd, bytes: u64, sealed: bool) -> Result<(), String> {
+pub(super) fn check(file: &OwnedFd, bytes: u64, sealed: bool) -> Result<(), String> {
     let size = fstat(file).map_err(|e| format!("fstat: {e}"))?.st_size;
-    if u64::try_from(size) != Ok(bytes) || !bytes.is_multiple_of(4096) || bytes <= CELLS_AT as u64 {
+    if u64::try_from(size) != Ok(bytes) || !bytes.is_multiple_of(4096) || bytes == 0 {
         return Err(format!("a file of {size} bytes came, {bytes} were announced"));
     }
     // Memory that is cut off under our feet would end this process.

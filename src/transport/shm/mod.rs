@@ -8,12 +8,14 @@
 
 mod attach;
 mod map;
+mod messages;
 pub(crate) mod protocol;
 mod quicker;
 mod sleep;
 mod slot;
 mod watch;
 
+pub(crate) use messages::{Message, Messages, Put, Which};
 pub(crate) use quicker::Quicker;
 pub(crate) use slot::{Fast, Place, Slot};
 

@@ -356,6 +356,7 @@ impl Link {
             | Tag::RdmaRefused
             | Tag::RdmaSlotsOpened
             | Tag::ShmOpened
+            | Tag::ShmSlotsOpened
             | Tag::ShmRefused => {
                 state.wait_over(header.id, Ok(Answer::Told(tag, payload.to_vec())));
                 Ok(())

@@ -148,7 +148,7 @@ fn gossip(task: Task) -> Result<Summary, Error> {
     // Whatever the environment says: the demo's server speaks nothing else.
     let client = Client::builder().addr(&task.addr).key(key).transport(TransportChoice::Tcp);
     let client = client.connect()?;
-    let gossip = Gossip::new(task, client)?;
+    let mut gossip = Gossip::new(task, client)?;
     // If the parent is gone, the thread below ends this process.
     let _ = say(&Line::Ready);
     gossip.wait_for_start()?;

@@ -12,12 +12,13 @@ use crate::failure::{Answer, Failure};
 use crate::output::Output;
 use crate::signals;
 use farcell::{Client, Error, Key, Server, TransportChoice};
+use gossip::HEAD;
 use learner::{Learners, News};
 use progress::Progress;
 use report::Results;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use task::{READ, ROWS, START, Task, WRITE};
+use task::{MESSAGES, START, Task};
 
 /// How often we look how far the learners are.
 const LOOK: Duration = Duration::from_millis(200);
@@ -28,9 +29,11 @@ const STALL: Duration = Duration::from_secs(60);
 /// Show the main job: learner processes that gossip through a server.
 ///
 /// Starts a server on loopback with a key of its own and N learner processes
-/// in a ring. In every round each of them waits until its readers have read,
-/// writes a message, waits for the messages of its writers, reads them, and
-/// checks that each is whole and of the right round.
+/// in a ring, each with parameters of its own. In every round each of them waits
+/// until its readers have read, writes its parameters, waits for those of its
+/// writers, and mixes them into its own. It checks that each message is whole and
+/// of the right round, and in the end that its parameters have come to the mean of
+/// all starts, as close as so many rounds must bring them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Example:
@@ -41,18 +44,19 @@ to stderr, the result to stdout.
 
 JSON: {\"ok\", \"learners\", \"peers\", \"cells\", \"transport\", \"rounds\", \"seconds\",
 \"rounds_per_second\", \"p50_us\", \"p99_us\", \"max_us\", \"checks\", \"torn\", \"repeated\",
-\"skipped\", \"faults\": [{\"learner\", \"writer\", \"round\", \"kind\", \"what\"}], \"each\":
-[{\"learner\", \"rounds\", \"seconds\", \"p50_us\", \"p99_us\", \"max_us\", \"checks\"}]};
-times are those of one round of one learner.
+\"skipped\", \"astray\", \"distance\", \"tolerance\", \"faults\": [{\"learner\", \"writer\", \"round\", \"kind\", \"what\"}], \"each\":
+[{\"learner\", \"rounds\", \"seconds\", \"p50_us\", \"p99_us\", \"max_us\", \"checks\",
+\"distance\"}]}; times are those of one round of one learner, distances those of
+parameters from the mean of all starts.
 
 Exit codes: 0 every check was right, 1 a learner saw a torn, repeated or skipped
-round, 2 usage, 5 anything else, such as a learner that died; 130 after Ctrl-C")]
+round or is astray from the mean, 2 usage, 5 anything else, such as a learner that died; 130 after Ctrl-C")]
 pub struct Demo {
     /// Learner processes
     #[arg(long, value_name = "N", default_value_t = 4,
         value_parser = clap::value_parser!(u16).range(2..=256))]
     learners: u16,
-    /// How many next neighbours each learner writes to
+    /// How many next neighbours each learner sends its parameters to
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..))]
     peers: u16,
@@ -63,10 +67,10 @@ pub struct Demo {
     #[arg(long, value_name = "SECONDS", conflicts_with = "rounds",
         value_parser = crate::args::seconds)]
     seconds: Option<Duration>,
-    /// Cells of a message
-    #[arg(long, value_name = "N", default_value_t = 16,
-        value_parser = clap::value_parser!(u16).range(3..=4096))]
-    cells: u16,
+    /// Parameters, 8 bytes each
+    #[arg(long, value_name = "N", default_value_t = 1000,
+        value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    cells: u32,
     /// Writers do not wait for their readers: the checks must find it
     #[arg(long, hide = true)]
     break_protocol: bool,
@@ -100,7 +104,7 @@ impl Demo {
             learner: 0,
             learners: self.learners.into(),
             peers: self.peers.into(),
-            cells: self.cells.into(),
+            cells: self.cells as usize,
             rounds: match self.seconds {
                 None => Some(self.rounds.unwrap_or(2000).into()),
                 Some(_) => None,
@@ -121,9 +125,10 @@ impl Demo {
     }
 
     fn server(&self, key: Key) -> Result<Server, Failure> {
-        // Rows are padded by less than 16 cells.
-        let (n, cells) = (u32::from(self.learners), u32::from(self.cells));
-        let capacity = 2 * n * (n + 16) + n * (cells + 16) + 64;
+        // Rows are padded by less than 16 cells: two arrays of events, and the
+        // versions of the messages.
+        let n = u32::from(self.learners);
+        let capacity = 2 * n * (n + 16) + n * 16 + 64;
         Ok(Server::builder(key).bind("127.0.0.1:0").capacity(capacity).start()?)
     }
 }
@@ -137,7 +142,9 @@ fn gather(
     arrivals: &Receiver<News>,
     mut progress: Progress,
 ) -> Result<Results, Failure> {
-    let rounds = client.open_counters(ROWS)?.column(0)?;
+    // Every message is a round.
+    let messages = client.open_slots(&format!("{MESSAGES}.messages"))?;
+    let rounds = || messages.versions();
     let start = client.open_events(START)?.at(0, 0)?;
     let mut results = Results::new(task);
     let mut ready = 0;
@@ -160,7 +167,7 @@ fn gather(
             }
             Ok(News::Gone(learner)) if results.has(learner) => {}
             Ok(News::Gone(learner)) => {
-                let round = rounds.snapshot()?.get(learner).copied().unwrap_or(0);
+                let round = rounds()?.get(learner).copied().unwrap_or(0);
                 return Err(Failure::Other(format!(
                     "learner {learner} (process {}) {} in round {round}, so the others were stopped; run the demo again",
                     learners.pid(learner),
@@ -174,10 +181,10 @@ fn gather(
             }
         }
         if progress.is_due(LOOK) {
-            let at = rounds.snapshot()?;
+            let at = rounds()?;
             let least = at.iter().copied().min().unwrap_or(0);
             progress.show(least);
-            if at.iter().sum::<i64>() != moved.0 {
+            if at.iter().sum::<u64>() != moved.0 {
                 moved = (at.iter().sum(), Instant::now());
             }
         }
@@ -185,7 +192,7 @@ fn gather(
             return Err(Failure::Other(format!(
                 "no learner has moved for {} s (rounds: {:?}); is one of them stopped?",
                 STALL.as_secs(),
-                rounds.snapshot()?
+                rounds()?
             )));
         }
     }
@@ -201,13 +208,11 @@ fn random_key() -> Result<String, Failure> {
 }
 
 impl Task {
-    /// Makes the arrays. At first nobody has anything to read, which is as
-    /// good as having read it.
+    /// Makes the arrays that this process uses itself.
     fn prepare(&self, client: &Client) -> Result<(), Failure> {
-        client.events(READ, self.learners, self.learners)?.set_all()?;
-        client.events(WRITE, self.learners, self.learners)?;
         client.events(START, 1, 1)?;
-        client.counters(ROWS, self.learners, self.cells)?;
+        let bytes = (self.cells + HEAD) * size_of::<f64>();
+        client.slots(&format!("{MESSAGES}.messages"), self.learners, bytes as u64)?;
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ impl Progress {
     }
 
     /// Shows that the slowest learner is in this round.
-    pub fn show(&mut self, round: i64) {
+    pub fn show(&mut self, round: u64) {
         let Some(begun) = self.begun else { return };
         if !self.terminal && self.written.elapsed() < LINE {
             return;

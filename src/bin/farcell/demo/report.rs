@@ -19,6 +19,8 @@ struct One {
     seconds: f64,
     checks: u64,
     latencies: Histogram<u64>,
+    distance: f64,
+    tolerance: f64,
 }
 
 /// Times of a round, in microseconds.
@@ -60,6 +62,9 @@ pub struct Json {
     torn: usize,
     repeated: usize,
     skipped: usize,
+    astray: usize,
+    distance: f64,
+    tolerance: f64,
     faults: Vec<FaultJson>,
     each: Vec<OneJson>,
 }
@@ -79,6 +84,7 @@ struct OneJson {
     #[serde(flatten)]
     times: Times,
     checks: u64,
+    distance: f64,
 }
 
 impl Results {
@@ -104,8 +110,9 @@ impl Results {
             None => self.all = Some(latencies.clone()),
         }
         self.faults.extend(summary.fault.clone().map(|fault| (learner, fault)));
-        let &Summary { rounds, seconds, checks, .. } = summary;
-        self.each[learner] = Some(One { rounds, seconds, checks, latencies });
+        let &Summary { rounds, seconds, checks, distance, tolerance, .. } = summary;
+        let one = One { rounds, seconds, checks, latencies, distance, tolerance };
+        self.each[learner] = Some(one);
         Ok(())
     }
 
@@ -146,6 +153,13 @@ impl Results {
         self.known().map(|(_, one)| one.checks).sum()
     }
 
+    /// How far one is from the mean at most, and how far one may be.
+    fn distance(&self) -> (f64, f64) {
+        self.known().fold((0.0, 0.0), |(distance, tolerance), (_, one)| {
+            (one.distance.max(distance), one.tolerance.max(tolerance))
+        })
+    }
+
     fn times(&self) -> Times {
         let nothing = Times { p50_us: 0.0, p99_us: 0.0, max_us: 0.0 };
         self.all.as_ref().map_or(nothing, Times::of)
@@ -154,6 +168,7 @@ impl Results {
     /// For a program.
     pub fn json(&self) -> Json {
         let count = |kind| self.faults.iter().filter(|(_, f)| f.kind == kind).count();
+        let (distance, tolerance) = self.distance();
         Json {
             ok: self.is_ok(),
             learners: self.task.learners,
@@ -168,6 +183,9 @@ impl Results {
             torn: count(FaultKind::Torn),
             repeated: count(FaultKind::Repeated),
             skipped: count(FaultKind::Skipped),
+            astray: count(FaultKind::Astray),
+            distance,
+            tolerance,
             faults: self
                 .faults
                 .iter()
@@ -181,6 +199,7 @@ impl Results {
                     seconds: one.seconds,
                     times: Times::of(&one.latencies),
                     checks: one.checks,
+                    distance: one.distance,
                 })
                 .collect(),
         }
@@ -190,7 +209,7 @@ impl Results {
     pub fn text(&self) -> String {
         let Task { learners, peers, cells, addr, .. } = &self.task;
         let mut text = format!(
-            "{learners} learner processes in a ring, each writes {cells} cells to {peers} {}, over TCP through {addr}\n\n",
+            "{learners} learner processes in a ring, each mixes {cells} numbers with those of {peers} {}, over TCP through {addr}\n\n",
             if *peers == 1 { "peer" } else { "peers" },
         );
         let head = ["learner", "rounds", "rounds/s", "p50 us", "p99 us", "max us", "checks"];
@@ -209,12 +228,19 @@ impl Results {
         text.push('\n');
         for (learner, Fault { writer, round, kind, what }) in &self.faults {
             let kind = format!("{kind:?}").to_lowercase();
-            text.push_str(&format!(
-                "WRONG: learner {learner} read a {kind} message of learner {writer} in round {round}: {what}\n"
-            ));
+            text.push_str(&match kind.as_str() {
+                "astray" => format!("WRONG: learner {learner} in round {round}: {what}\n"),
+                _ => format!(
+                    "WRONG: learner {learner} read a {kind} message of learner {writer} in round {round}: {what}\n"
+                ),
+            });
         }
         if self.is_ok() {
+            let (distance, tolerance) = self.distance();
             text.push_str("right: no learner saw a torn, repeated or skipped round\n");
+            text.push_str(&format!(
+                "right: all parameters are within {distance:.1e} of the mean of all starts ({tolerance:.1e} is allowed)\n"
+            ));
         }
         text
     }

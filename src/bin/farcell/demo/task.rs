@@ -2,12 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `read_events[writer][reader]`: the reader has read the writer's message.
-pub const READ: &str = "read_events";
-/// `write_events[writer][reader]`: the writer has written one for the reader.
-pub const WRITE: &str = "write_events";
-/// The messages, a row for each writer.
-pub const ROWS: &str = "messages";
+/// What the gossip is called: its arrays are `demo.messages`, a slot for each
+/// writer, and `demo.written` and `demo.read`, an event for each writer and reader.
+pub const MESSAGES: &str = "demo";
 /// Set when all learners are there.
 pub const START: &str = "start";
 
@@ -29,18 +26,6 @@ pub struct Task {
     pub break_protocol: bool,
 }
 
-impl Task {
-    /// Those who read this learner's messages: its next neighbours.
-    pub fn readers(&self) -> impl Iterator<Item = usize> {
-        (1..=self.peers).map(|d| (self.learner + d) % self.learners)
-    }
-
-    /// Those whose messages this learner reads.
-    pub fn writers(&self) -> impl Iterator<Item = usize> {
-        (1..=self.peers).map(|d| (self.learner + self.learners - d) % self.learners)
-    }
-}
-
 /// A line of a learner's stdout.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Line {
@@ -57,9 +42,13 @@ pub enum Line {
 pub struct Summary {
     pub rounds: u64,
     pub seconds: f64,
-    /// Rows that were checked.
+    /// Messages that were checked.
     pub checks: u64,
     pub fault: Option<Fault>,
+    /// How far its parameters are from the mean of all starts, and how far they
+    /// may be.
+    pub distance: f64,
+    pub tolerance: f64,
     /// Nanoseconds of a round, and how many rounds took so long.
     pub latencies: Vec<(u64, u64)>,
 }
@@ -80,10 +69,12 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FaultKind {
-    /// Its cells come from different rounds.
+    /// Its parts come from different rounds.
     Torn,
     /// It was read before.
     Repeated,
     /// One before it was never read.
     Skipped,
+    /// The learner's own parameters are not where mixing leads.
+    Astray,
 }

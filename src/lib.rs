@@ -25,6 +25,12 @@
 //!
 //! let rounds = client.counters("rounds", 1, 4)?;
 //! assert_eq!(rounds.at(0, 2)?.fetch_add(1)?, 0);
+//!
+//! // A message a row: one writer, many readers, never a mix of two.
+//! let params = client.slots("params", 4, 16 << 20)?;
+//! let version = params.at(0)?.write(b"weights")?;
+//! let mut buffer = vec![0; 16 << 20];
+//! assert_eq!(params.at(0)?.read(&mut buffer)?.version, version);
 //! # Ok(())
 //! # }
 //! ```

@@ -3,7 +3,7 @@
 //! In this order: `FARCELL_ADDR`; the address file; the launcher that started
 //! this process, whose rank 0 serves; the server of this user on this machine;
 //! a private server inside of this process. Each step is logged, and
-//! [`explain`] says in words what it found.
+//! `explain` says in words what it found.
 
 use super::{Client, ClientBuilder, ENV_ADDR};
 use crate::addr::DEFAULT_PORT;

@@ -173,6 +173,9 @@ impl Slot {
 
     /// One look at the message, by the way that there is.
     pub(super) fn look(&self, offset: u64, mut into: SlotInto<'_>) -> Result<Look> {
+        // Before the way, which a thread of a forked child's parent may have
+        // been about to find.
+        self.check()?;
         if let Some(look) =
             self.way().and_then(|w| w.look(self.offset, self.row as u32, offset, &mut into))
         {
@@ -190,6 +193,11 @@ impl Slot {
             }
         };
         looked.map_err(|f| self.explain(f, "read"))
+    }
+
+    /// Refuses in a forked child, before any lock.
+    pub(super) fn check(&self) -> Result<()> {
+        self.array.client.core.link.check()
     }
 
     fn name(&self) -> String {
@@ -262,8 +270,9 @@ impl Slot {
         total: Option<u64>,
         op: &'static str,
     ) -> Result<u64> {
-        self.fits(offset, bytes.len())?;
+        self.check()?;
         let link = &self.array.client.core.link;
+        self.fits(offset, bytes.len())?;
         let written = match (self.way(), bytes) {
             (Some(way), _) => slot_put(link, way, self.at(), offset, bytes, total),
             (None, SlotFrom::Buffer(buffer)) => {

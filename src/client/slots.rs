@@ -211,6 +211,9 @@ impl Slot {
                 SlotRefusal::Busy(_) => Error::SlotBusy { name, row, op },
                 SlotRefusal::NotClaimed(_) => Error::WriteLost { name, row },
                 SlotRefusal::TooLong(most) => self.too_long(most),
+                SlotRefusal::Torn(word) => {
+                    Error::PartOfTorn { name, row, version: Version::of(word).number() }
+                }
             },
             other => self.array.explain(other, op),
         }
@@ -258,7 +261,8 @@ impl Slot {
     /// What lies between the old end and this part may be anything.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// As [`write`](Self::write). [`Error::PartOfTorn`]: there is no whole
+    /// message that it could be a part of.
     pub fn write_at(&self, offset: u64, part: &[u8]) -> Result<u64> {
         self.put(offset, &SlotFrom::Buffer(part), None, "write_at")
     }
@@ -453,7 +457,8 @@ impl SlotWrite {
     /// Makes the message whole, `total` bytes long, and returns its version.
     ///
     /// # Errors
-    /// As [`write_at`](Self::write_at).
+    /// As [`write_at`](Self::write_at). [`Error::PartOfTorn`]: the row was torn
+    /// before, and the parts are not all of these bytes.
     pub fn commit(self, total: u64) -> Result<u64> {
         self.slot.fits(total, 0)?;
         let SlotWrite { slot, claimed } = self;

@@ -348,8 +348,7 @@ pub(crate) fn put(
             SlotBegun::Done(version) => return Ok(version),
         };
         let moved = if way.write(at.row, offset, bytes) {
-            // No bytes, but how far they go.
-            claimed.write(offset + bytes.len() as u64, &[])
+            claimed.arrived(offset, bytes.len() as u64)
         } else {
             by_tcp(&mut claimed, offset, bytes)
         };

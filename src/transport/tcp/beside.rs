@@ -535,6 +535,12 @@ impl Claimed {
         self.on(|link, connection| connection.send(link, SlotTag::Write, &request, bytes))
     }
 
+    /// Tells of bytes that are in the row by RDMA. `Err(None)`: the claim is lost.
+    pub(crate) fn arrived(&mut self, offset: u64, bytes: u64) -> Result<(), Option<Failure>> {
+        let request = SlotRequest { flags: REMOTE, offset, bytes, ..self.request };
+        self.on(|link, connection| connection.send(link, SlotTag::Write, &request, &[]))
+    }
+
     /// Makes the message whole. `Err(None)`: the claim is lost.
     pub(crate) fn commit(mut self, total: Option<u64>) -> Result<Version, Option<Failure>> {
         match self.try_commit(total) {
@@ -587,6 +593,7 @@ impl Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
+        // Nothing is sent in a forked child: `on` sees to it.
         let request = self.request;
         let answered = self.on(|link, connection| {
             connection.send(link, SlotTag::Abort, &request, &[])?;

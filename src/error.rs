@@ -226,6 +226,19 @@ pub enum Error {
         /// The last whole message.
         version: u64,
     },
+    /// The row was torn before a write that was not of a whole message, and
+    /// stays so: what that left out may be of any message.
+    #[error(
+        "row {row} of array {name:?} was torn, its writer having gone in the middle after version {version}, and a part does not make it whole: it stays torn; write the whole message"
+    )]
+    PartOfTorn {
+        /// The array.
+        name: String,
+        /// The row.
+        row: usize,
+        /// The last whole message.
+        version: u64,
+    },
     /// The row was taken away from the write, which did not happen.
     #[error(
         "the write to row {row} of array {name:?} has lost its claim: its session or its connection ended in the middle; write the message again"

@@ -67,6 +67,15 @@ fn the_parent_goes_on(server: &Server, client: Client) {
     let events = client.events("e", 1, 4).unwrap();
     let (counter, event) = (counters.at(0, 0).unwrap(), events.at(0, 0).unwrap());
     assert_eq!(counter.fetch_add(1).unwrap(), 0);
+    let slots = client.slots("s", 3, 1000).unwrap();
+    let [slot, held, left] = [0, 1, 2].map(|row| slots.at(row).unwrap());
+    // There is a connection that nobody uses, which the child could take, and
+    // there are two in use.
+    assert_eq!(slot.write(b"before").unwrap(), 1);
+    let (mut writing, mut leaving) = (held.writer().unwrap(), left.writer().unwrap());
+    writing.write_at(0, b"wri").unwrap();
+    leaving.write_at(0, b"lea").unwrap();
+    let memory = client.register(100);
     // While the child is being made, a thread of the parent holds locks.
     let waiting = std::thread::spawn({
         let event = events.at(0, 3).unwrap();
@@ -91,11 +100,23 @@ fn the_parent_goes_on(server: &Server, client: Client) {
             is_forked(client.join("child")),
             is_forked(client.set_will(&batch)),
             is_forked(client.release()),
+            is_forked(slot.write(b"child")),
+            is_forked(slot.write_at(1, b"child")),
+            is_forked(slot.write_registered(&memory, 0..10)),
+            is_forked(slot.writer()),
+            is_forked(slot.read(&mut [0; 1000])),
+            is_forked(slot.read_newer(0, &mut [0; 1000], Some(Duration::from_millis(1)))),
+            is_forked(slot.version()),
+            is_forked(slots.versions()),
+            is_forked(client.slots("t", 1, 10)),
+            is_forked(writing.write_at(3, b"child")),
+            is_forked(writing.commit(8)),
             client.transport().name == "none",
             !client.is_connected(),
         ];
         client.close();
         drop((batch, counters, events, counter, event, client));
+        drop((slots, slot, held, left, leaving, memory));
         leave(refused.iter().position(|refused| !refused).map_or(0, |at| 1 + at as i32));
     };
     for i in 1..100 {
@@ -103,6 +124,17 @@ fn the_parent_goes_on(server: &Server, client: Client) {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(child.wait(), 0, "the number of what was not refused, from 1");
+    // The child has used up none of the numbers of writes, and given up none.
+    writing.write_at(3, b"ting").unwrap();
+    assert_eq!(writing.commit(7).unwrap(), 1);
+    leaving.write_at(3, b"ving").unwrap();
+    assert_eq!(leaving.commit(7).unwrap(), 1);
+    assert_eq!(slot.write(b"after").unwrap(), 2);
+    let mut buffer = [0; 1000];
+    for (slot, want) in [(&slot, &b"after"[..]), (&held, b"writing"), (&left, b"leaving")] {
+        let received = slot.read(&mut buffer).unwrap();
+        assert_eq!(&buffer[..received.len], want);
+    }
     for i in 100..200 {
         assert_eq!(counter.fetch_add(1).unwrap(), i);
     }

@@ -62,6 +62,32 @@ fn every_size_comes_back_by_either_way() {
 }
 
 #[test]
+fn a_part_does_not_make_a_torn_message_whole() {
+    if !device() {
+        return;
+    }
+    let server = server(false);
+    let (rdma, tcp) = both(&server);
+    let ours = rdma.slots("params", 1, LARGEST).unwrap().at(0).unwrap();
+    let theirs = tcp.open_slots("params").unwrap().at(0).unwrap();
+    let mut buffer = vec![0; LARGEST as usize];
+    for version in [1, 2] {
+        assert_eq!(ours.write(&message(12)).unwrap(), version);
+        let mut half = theirs.writer().unwrap();
+        half.write_at(0, b"half").unwrap();
+        drop(half);
+        let part = ours.write_at(5, b"part");
+        assert!(matches!(part, Err(Error::PartOfTorn { .. })), "{part:?}");
+        for reader in [&ours, &theirs] {
+            assert!(matches!(reader.read(&mut buffer), Err(Error::Torn { .. })));
+        }
+    }
+    assert_eq!(ours.write(&message(12)).unwrap(), 3);
+    assert_eq!(messages::read(&theirs, &mut buffer).unwrap().0, 12);
+    assert_eq!(rdma.transport().name, "rdma");
+}
+
+#[test]
 fn registered_memory_is_written_from_and_read_into() {
     if !device() {
         return;

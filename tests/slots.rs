@@ -313,6 +313,44 @@ fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_messag
 }
 
 #[test]
+fn a_part_does_not_make_a_torn_message_whole() {
+    let server = server().start().unwrap();
+    let (one, two) = (tcp(&server.address()), tcp(&server.address()));
+    let slot = one.slots("params", 1, 2 << 20).unwrap().at(0).unwrap();
+    let other = two.open_slots("params").unwrap().at(0).unwrap();
+    let (old, mut buffer) = (vec![b'A'; 1 << 20], vec![0; 2 << 20]);
+    slot.write(&old).unwrap();
+    let mut half = other.writer().unwrap();
+    half.write_at(0, &[b'B'; 1000]).unwrap();
+    drop(half);
+    let mut is_torn = || matches!(slot.read(&mut buffer), Err(Error::Torn { version: 1, .. }));
+    assert!(is_torn());
+    let part = slot.write_at(2000, b"C").unwrap_err();
+    assert!(matches!(&part, Error::PartOfTorn { row: 0, version: 1, .. }), "{part}");
+    assert!(part.to_string().ends_with("write the whole message"), "{part}");
+    assert!(is_torn());
+    let nothing = slot.writer().unwrap().commit(1 << 20);
+    assert!(matches!(nothing, Err(Error::PartOfTorn { .. })), "{nothing:?}");
+    let mut gap = slot.writer().unwrap();
+    gap.write_at(0, &old[..1000]).unwrap();
+    gap.write_at(1001, &old[1001..]).unwrap();
+    let gap = gap.commit(1 << 20);
+    assert!(matches!(gap, Err(Error::PartOfTorn { .. })), "{gap:?}");
+    assert!(is_torn());
+    // All of it, in whatever parts.
+    let mut whole = slot.writer().unwrap();
+    whole.write_at(1000, &old[1000..]).unwrap();
+    whole.write_at(0, &old[..1000]).unwrap();
+    assert_eq!(whole.commit(1 << 20).unwrap(), 2);
+    assert_eq!(slot.write_at(2000, b"C").unwrap(), 3);
+    let received = slot.read(&mut buffer).unwrap();
+    assert_eq!(
+        (received.version, received.len, buffer[1999], buffer[2000]),
+        (3, 1 << 20, b'A', b'C')
+    );
+}
+
+#[test]
 fn a_writer_whose_lease_is_over_can_change_nothing_any_more() {
     let server = server().lease(Duration::from_millis(500)).start().unwrap();
     let addr = server.address();
@@ -506,6 +544,8 @@ fn a_server_that_keeps_its_state_keeps_versions_and_says_that_messages_are_gone(
     assert_eq!(never.read(&mut buffer).unwrap().version, 0);
     let torn = slots.at(2).unwrap().read(&mut buffer);
     assert!(matches!(torn, Err(Error::Torn { version: 0, .. })), "{torn:?}");
+    let part = slot.write_at(0, b"t");
+    assert!(matches!(part, Err(Error::PartOfTorn { version: 2, .. })), "{part:?}");
     assert_eq!(slot.write(b"three").unwrap(), 3);
     assert_eq!(slot.read(&mut buffer).unwrap().len, 5);
 }

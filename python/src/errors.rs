@@ -31,7 +31,7 @@ fn class(error: &Error) -> &'static str {
         Error::ReadOnly { .. } => "ReadOnly",
         Error::BadKey { .. } | Error::KeyFile { .. } | Error::NoKey { .. } => "NoKey",
         Error::SlotBusy { .. } => "SlotBusy",
-        Error::Torn { .. } | Error::WriteLost { .. } => "Torn",
+        Error::Torn { .. } | Error::PartOfTorn { .. } | Error::WriteLost { .. } => "Torn",
         Error::SlotSize { .. } => "BadArgument",
         Error::SlotsFull { .. } => "LimitReached",
         Error::PeerLost { .. } => "PeerLost",

@@ -104,6 +104,7 @@ impl Slot {
     /// As [`write`](Self::write); [`Error::BadSelection`] for bytes outside of
     /// the memory.
     pub fn write_registered(&self, from: &Registered, range: Range<usize>) -> Result<u64> {
+        self.check()?;
         from.check(&range)?;
         let total = Some(range.len() as u64);
         match &from.inner {
@@ -120,6 +121,7 @@ impl Slot {
     /// As [`read`](Self::read); [`Error::BadSelection`] for bytes outside of
     /// the memory.
     pub fn read_registered(&self, into: &Registered, range: Range<usize>) -> Result<Received> {
+        self.check()?;
         into.check(&range)?;
         match &into.inner {
             Inner::Bytes(memory) => self.read(&mut lock(memory)[range]),

@@ -191,6 +191,9 @@ impl Slot {
 
     /// One look at the message, by the way that there is.
     pub(super) fn look(&self, offset: u64, mut into: SlotInto<'_>) -> Result<Look> {
+        // Before the way, which a thread of a forked child's parent may have
+        // been about to find.
+        self.check()?;
         if let SlotInto::Buffer(buffer) = &mut into
             && let Some((shm, message)) = self.in_memory()
             && let Some(look) = shm.look(&message, offset, buffer)
@@ -216,6 +219,11 @@ impl Slot {
         looked.map_err(|f| self.explain(f, "read"))
     }
 
+    /// Refuses in a forked child, before any lock.
+    pub(super) fn check(&self) -> Result<()> {
+        self.array.client.core.link.check()
+    }
+
     pub(super) fn name(&self) -> String {
         self.array.name.clone()
     }
@@ -227,6 +235,9 @@ impl Slot {
                 SlotRefusal::Busy(_) => Error::SlotBusy { name, row, op },
                 SlotRefusal::NotClaimed(_) => Error::WriteLost { name, row },
                 SlotRefusal::TooLong(most) => self.too_long(most),
+                SlotRefusal::Torn(word) => {
+                    Error::PartOfTorn { name, row, version: Version::of(word).number() }
+                }
             },
             other => self.array.explain(other, op),
         }
@@ -274,7 +285,8 @@ impl Slot {
     /// What lies between the old end and this part may be anything.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// As [`write`](Self::write). [`Error::PartOfTorn`]: there is no whole
+    /// message that it could be a part of.
     pub fn write_at(&self, offset: u64, part: &[u8]) -> Result<u64> {
         self.put(offset, &SlotFrom::Buffer(part), None, "write_at")
     }
@@ -286,8 +298,9 @@ impl Slot {
         total: Option<u64>,
         op: &'static str,
     ) -> Result<u64> {
-        self.fits(offset, bytes.len())?;
+        self.check()?;
         let link = &self.array.client.core.link;
+        self.fits(offset, bytes.len())?;
         let memory = match bytes {
             SlotFrom::Buffer(buffer) => self.in_memory().map(|(shm, m)| (shm, m, *buffer)),
             SlotFrom::Region(..) => None,
@@ -300,6 +313,7 @@ impl Slot {
                 Put::Done(version) => return Ok(version.number()),
                 Put::Busy(word) => return Err(refused(SlotRefusal::Busy(word))),
                 Put::Lost(word) => return Err(refused(SlotRefusal::NotClaimed(word))),
+                Put::Torn(word) => return Err(refused(SlotRefusal::Torn(word))),
                 Put::Not => {}
             }
         }
@@ -490,7 +504,8 @@ impl SlotWrite {
     /// Makes the message whole, `total` bytes long, and returns its version.
     ///
     /// # Errors
-    /// As [`write_at`](Self::write_at).
+    /// As [`write_at`](Self::write_at). [`Error::PartOfTorn`]: the row was torn
+    /// before, and the parts are not all of these bytes.
     pub fn commit(self, total: u64) -> Result<u64> {
         self.slot.fits(total, 0)?;
         let SlotWrite { slot, claimed } = self;

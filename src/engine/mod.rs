@@ -14,6 +14,7 @@
 //! [`Engine::settle`], which frees what it held and tells those who rely on it.
 
 mod actor;
+mod brought;
 mod former;
 mod journal;
 mod parking;
@@ -26,6 +27,7 @@ mod sync;
 mod tests;
 
 pub use actor::{Actor, Swap};
+pub use brought::Brought;
 pub use former::{Former, Formers, Left, Note, Roster, check_former};
 pub use journal::Journal;
 pub use peers::{Gone, MAX_LOST, MAX_PEER_NAME, Way};

@@ -7,7 +7,7 @@
 
 use super::actor::Actor;
 use super::session::Session;
-use super::{Engine, Out};
+use super::{Brought, Engine, Out};
 use crate::auth::Access;
 use crate::catalog::{CatalogError, Entry, Form, Kind};
 use crate::cell::is_waiting;
@@ -171,14 +171,15 @@ impl<A: Actor> Engine<A> {
         Ok(Ok(Begun::Claimed(Writing { row, write, serial })))
     }
 
-    /// Makes the row's message whole, `total` bytes long; `reached` is how far
-    /// bytes of this write go.
+    /// Makes the row's message whole, `total` bytes long, of which this write
+    /// has brought those. A row that was torn before becomes whole by nothing
+    /// less than all of them: in between are bytes of who knows which message.
     pub fn slot_commit(
         &self,
         session: &mut Session,
         writing: &Writing,
         total: u64,
-        reached: u64,
+        brought: &Brought,
         out: &mut Out,
     ) -> Result<SlotReply, Refusal> {
         let Writing { row, write, serial } = writing;
@@ -195,13 +196,14 @@ impl<A: Actor> Engine<A> {
         let length = row.payload.length(row.row);
         let most = row.payload.bytes();
         let total = match total {
-            // A torn message has no length to keep.
-            KEEP if claim.before.is_torn() => reached,
             // Relaxed, here and below: ordered by the version word.
-            KEEP => length.load(Ordering::Relaxed).min(most).max(reached),
+            KEEP => length.load(Ordering::Relaxed).min(most).max(brought.reached()),
             total if total > most => return Err(Refusal::Slot(SlotRefusal::TooLong(most))),
             total => total,
         };
+        if claim.before.is_torn() && !brought.is_all(total) {
+            return Err(Refusal::Slot(SlotRefusal::Torn(claim.before.word())));
+        }
         length.store(total, Ordering::Relaxed);
         // The system has put the bytes into the row; whoever takes the next
         // version takes all of them. The swap itself releases.
@@ -405,6 +407,11 @@ impl<A: Actor> Engine<A> {
                     && let Err(word) = self.swap_version(place, found, found.left())
                 {
                     found = Version::of(word);
+                }
+                if let (Some(payload), true) = (&payload, found != Version::whole(0)) {
+                    // How long it was is not known either: no part of it is all.
+                    // Relaxed: ordered by whatever publishes the payload.
+                    payload.length(row).store(payload.bytes(), Ordering::Relaxed);
                 }
             }
             payload.map(|payload| entry.payload.set(payload));

@@ -5,8 +5,8 @@ use super::connection::Phase;
 use super::loopback::{ServerActor, take_unclear};
 use super::worker::Worker;
 use crate::auth::{Proven, ServerHandshake, Welcome};
-use crate::engine::{Begun, Engine, Out, SharedSession, SlotRow, Writing, lock};
-use crate::wire::slots::{self, ANSWER, BEGIN, COMMIT, SlotRequest, SlotTag};
+use crate::engine::{Begun, Brought, Engine, Out, SharedSession, SlotRow, Writing, lock};
+use crate::wire::slots::{self, ANSWER, BEGIN, COMMIT, REMOTE, SlotRequest, SlotTag};
 use crate::wire::{Refusal, Tag, Violation};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
@@ -31,8 +31,10 @@ pub struct Bulk {
     /// The socket has just had less than there was room for.
     dry: bool,
     writing: Option<Writing>,
-    /// How far in the row bytes of this write go.
-    reached: u64,
+    /// Which bytes of the row this write brings.
+    brought: Brought,
+    /// They may come by RDMA.
+    remote: bool,
     /// Why the write that is under way is not done, to be told at its end.
     refused: Option<Refusal>,
     /// The write was done before: the word that it made.
@@ -78,7 +80,8 @@ impl Bulk {
             left: 0,
             dry: false,
             writing: None,
-            reached: 0,
+            brought: Brought::default(),
+            remote: false,
             refused: None,
             before: None,
             outbox: Vec::new(),
@@ -242,7 +245,9 @@ impl Bulk {
                     if let Some(writing) = self.writing.take() {
                         engine.slot_abandon(&writing, out);
                     }
-                    (self.refused, self.before, self.reached) = (None, None, 0);
+                    (self.refused, self.before) = (None, None);
+                    self.brought = Brought::default();
+                    self.remote = request.flags & REMOTE != 0;
                     let begun =
                         engine.slot_begin(&mut session, &request, out).map_err(Stop::Violation)?;
                     match begun {
@@ -256,15 +261,20 @@ impl Bulk {
                     None if self.refused.is_some() || self.before.is_some() => u64::MAX,
                     None => return Err(Stop::Violation(Violation::Field("flags"))),
                 };
+                // Those bytes are there already.
+                let arrived = request.flags & (BEGIN | REMOTE) == REMOTE;
+                if arrived && !self.remote {
+                    return Err(Stop::Violation(Violation::Field("flags")));
+                }
                 let end = request.offset.checked_add(request.bytes);
                 match end.filter(|&end| end <= most) {
-                    Some(end) => self.reached = self.reached.max(end),
+                    Some(end) => self.brought.add(request.offset, end),
                     None => {
                         self.refused = Some(Refusal::Slot(slots::SlotRefusal::TooLong(most)));
                     }
                 }
                 self.coming = Some((request, request.offset));
-                self.left = request.bytes;
+                self.left = if arrived { 0 } else { request.bytes };
             }
         }
         if take_unclear() {
@@ -305,8 +315,8 @@ impl Bulk {
             }
             return Ok(());
         } else if let Some(writing) = self.writing.take_if(|_| commits) {
-            let (total, reached) = (request.total, self.reached);
-            match engine.slot_commit(&mut session, &writing, total, reached, out) {
+            let (total, brought) = (request.total, &self.brought);
+            match engine.slot_commit(&mut session, &writing, total, brought, out) {
                 Ok(done) => reply = done,
                 Err(refusal) => {
                     engine.slot_abandon(&writing, out);
@@ -489,7 +499,7 @@ mod tests {
 
     #[test]
     fn parts_without_a_beginning_end_the_connection() {
-        for flags in [0, COMMIT, ANSWER] {
+        for flags in [0, COMMIT, ANSWER, REMOTE] {
             let (stop, answers) = talk(&[head(40, SlotRequest { flags, ..Default::default() })]);
             assert!(matches!(stop, Some(Stop::Violation(Violation::Field("flags")))));
             assert!(answers.is_empty());
@@ -519,6 +529,19 @@ mod tests {
         // More than anyone can send: it just goes on.
         let (stop, answers) = talk(&[head(40, huge(0, u64::MAX, 1)), vec![1; 10_000]]);
         assert!(stop.is_none() && answers.is_empty());
+    }
+
+    #[test]
+    fn bytes_come_by_rdma_only_in_a_write_that_was_begun_so() {
+        let begin = |flags| SlotRequest { flags: BEGIN | flags, write: 1, ..Default::default() };
+        let came = SlotRequest { flags: REMOTE, bytes: 200, ..Default::default() };
+        let commit = SlotRequest { flags: COMMIT, total: slots::KEEP, ..Default::default() };
+        let (stop, _) = talk(&[head(40, begin(0)), head(40, came)]);
+        assert!(matches!(stop, Some(Stop::Violation(Violation::Field("flags")))));
+        // No byte follows it: what does is understood.
+        let (stop, answers) = talk(&[head(40, begin(REMOTE)), head(40, came), head(40, commit)]);
+        assert!(stop.is_none());
+        assert_eq!(tags(&answers), [slots::WRITTEN]);
     }
 
     proptest! {

@@ -58,7 +58,8 @@ pub const COMMIT: u16 = 2;
 pub const ANSWER: u16 = 4;
 
 /// Flag of a write with [`BEGIN`]: the bytes come by RDMA, so the row counts as
-/// touched from the start.
+/// touched from the start. Without [`BEGIN`], in such a write: these bytes have
+/// come by RDMA, and none follow.
 pub const REMOTE: u16 = 8;
 
 /// In [`SlotRequest::total`]: the message is as long as it was before, or as
@@ -184,6 +185,9 @@ pub enum SlotRefusal {
     NotClaimed(u64),
     /// The bytes do not fit the row: how many there can be.
     TooLong(u64),
+    /// The row was torn before, and the write has not brought all bytes of a
+    /// message: the version word.
+    Torn(u64),
 }
 
 impl SlotRefusal {
@@ -192,6 +196,7 @@ impl SlotRefusal {
             SlotRefusal::Busy(word) => (48, [word, 0, 0]),
             SlotRefusal::NotClaimed(word) => (49, [word, 0, 0]),
             SlotRefusal::TooLong(most) => (50, [most, 0, 0]),
+            SlotRefusal::Torn(word) => (51, [word, 0, 0]),
         }
     }
 
@@ -200,6 +205,7 @@ impl SlotRefusal {
             48 => Some(SlotRefusal::Busy(a)),
             49 => Some(SlotRefusal::NotClaimed(a)),
             50 => Some(SlotRefusal::TooLong(a)),
+            51 => Some(SlotRefusal::Torn(a)),
             _ => None,
         }
     }

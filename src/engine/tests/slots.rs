@@ -3,7 +3,7 @@
 
 use crate::auth::Access;
 use crate::catalog::{Form, Kind};
-use crate::engine::{Begun, Engine, Newcomer, Out, SharedSession, Writing, lock};
+use crate::engine::{Begun, Brought, Engine, Newcomer, Out, SharedSession, Writing, lock};
 use crate::layout::Shape;
 use crate::segment::{Payload, Segment};
 use crate::slot::{MAX_BYTES, Version};
@@ -65,7 +65,7 @@ impl Place {
 
     fn commit(&self, s: &SharedSession, writing: &Writing, total: u64) -> Result<u64, Refusal> {
         let out = &mut Out::default();
-        let done = self.engine.slot_commit(&mut lock(s), writing, total, 0, out);
+        let done = self.engine.slot_commit(&mut lock(s), writing, total, &Brought::default(), out);
         done.map(|reply| Version::of(reply.word).number())
     }
 
@@ -134,6 +134,53 @@ fn what_becomes_of_a_row_depends_on_whether_it_was_touched() {
     assert!(place.version(2).is_torn());
 }
 
+#[test]
+fn a_torn_row_becomes_whole_by_all_bytes_of_a_message_alone() {
+    let place = Place::new();
+    let session = place.session(1, Access::ReadWrite);
+    let out = &mut Out::default();
+    let write = |number, parts: &[(u64, u64)], total, flags| {
+        let request = SlotRequest { write: number, flags, ..SlotRequest::default() };
+        let Ok(Begun::Claimed(writing)) = place.begin(&session, &request) else { panic!() };
+        let mut brought = Brought::default();
+        for &(from, to) in parts {
+            place.put(&writing, from, &vec![1; (to - from) as usize]);
+            brought.add(from, to);
+        }
+        let out = &mut Out::default();
+        let done = place.engine.slot_commit(&mut lock(&session), &writing, total, &brought, out);
+        if done.is_err() {
+            place.engine.slot_abandon(&writing, out);
+        }
+        done.map(|reply| reply.total)
+    };
+    assert_eq!(write(1, &[(0, 50)], 50, 0), Ok(50));
+    let torn = place.claim(&session, 0, 2);
+    place.put(&torn, 0, b"x");
+    place.engine.slot_abandon(&torn, out);
+    let refused = Err(Refusal::Slot(SlotRefusal::Torn(place.version(0).word())));
+    let parts: [(&[(u64, u64)], u64); 6] = [
+        (&[], 50),
+        (&[], KEEP),
+        (&[(20, 21)], KEEP),
+        (&[(0, 49)], KEEP),
+        (&[(0, 20), (21, 50)], 50),
+        (&[(0, 50)], 51),
+    ];
+    for (at, (parts, total)) in parts.into_iter().enumerate() {
+        for flags in [0, REMOTE] {
+            let number = 3 + 2 * at as u64 + u64::from(flags == REMOTE);
+            assert_eq!(write(number, parts, total, flags), refused, "{parts:?} of {total}");
+            assert!(place.version(0).is_torn() && !place.version(0).is_writing());
+            assert_eq!(place.version(0).number(), 1);
+        }
+    }
+    assert_eq!(write(20, &[(20, 50), (0, 20)], KEEP, 0), Ok(50));
+    assert_eq!(place.version(0), Version::whole(2));
+    // Over a whole one, any part will do.
+    assert_eq!(write(21, &[(20, 21)], KEEP, 0), Ok(50));
+}
+
 fn request() -> impl Strategy<Value = SlotRequest> {
     let number =
         || prop_oneof![0..200u64, Just(u64::MAX), Just(KEEP), Just(MAX_BYTES), any::<u64>()];
@@ -181,7 +228,7 @@ proptest! {
                     Err(violation) => prop_assert!(false, "{violation}"),
                 },
                 (1, Some(claimed)) => {
-                    let _ = place.engine.slot_commit(&mut lock(&attacker), &claimed, request.total, 0, out);
+                    let _ = place.engine.slot_commit(&mut lock(&attacker), &claimed, request.total, &Brought::default(), out);
                 }
                 (2, Some(claimed)) => place.engine.slot_abandon(&claimed, out),
                 (3, Some(claimed)) => place.engine.slot_lost(&claimed, out),

@@ -290,6 +290,7 @@ impl Rdma {
     /// # Errors
     /// Why there is none.
     pub(crate) fn slot_way(self: &Arc<Self>, array: u16, bytes: u64) -> Result<SlotWay, String> {
+        self.link.check().map_err(|forked| forked.to_string())?;
         let rails = self.rails().ok_or("RDMA was lost")?;
         let base = self.way(array).ok_or("RDMA was lost")?.base;
         rails.make_rings().map_err(|e| e.to_string())?;
@@ -313,6 +314,7 @@ impl Rdma {
 
     /// Memory of at least that many bytes that the adapter reaches.
     pub(crate) fn register(&self, bytes: usize) -> Result<Arc<Region>, String> {
+        self.link.check().map_err(|forked| forked.to_string())?;
         let rails = self.rails().ok_or("RDMA was lost")?;
         rails.region(bytes).map_err(|e| e.to_string())
     }
@@ -346,15 +348,14 @@ pub(crate) fn put(
     bytes: &From<'_>,
     total: Option<u64>,
 ) -> Result<Version, Option<Failure>> {
-    let number = link.slot_number();
+    let number = link.slot_number().map_err(Some)?;
     for _ in 0..TRIES {
         let mut claimed = match link.slot_begin_as(&number, at, true).map_err(Some)? {
             SlotBegun::Claimed(claimed) => claimed,
             SlotBegun::Done(version) => return Ok(version),
         };
         let moved = if fill() {
-            // No bytes, but how far they go.
-            claimed.write(offset + bytes.len() as u64, &[])
+            claimed.arrived(offset, bytes.len() as u64)
         } else {
             by_tcp(&mut claimed, offset, bytes)
         };

@@ -75,6 +75,8 @@ pub(crate) struct Message {
 pub(crate) enum Put {
     /// It is there, with this version.
     Done(Version),
+    /// A part, and what it is of is torn; the version word.
+    Torn(u64),
     /// Someone else is writing it; the version word.
     Busy(u64),
     /// The claim was taken away; the version word.
@@ -257,7 +259,7 @@ impl Shm {
         if welcome.seat == 0 || welcome.tenure() != self.read().tenure {
             return Put::Not;
         }
-        let (before, claimed) = loop {
+        let claimed = loop {
             let word = here.load();
             if is_suspect(word) || !self.is_current(window) {
                 return Put::Not;
@@ -266,10 +268,15 @@ impl Shm {
             if before.is_writing() {
                 return Put::Busy(word);
             }
+            // A part does not make it whole.
+            let whole = offset == 0 && total == Some(bytes.len() as u64);
+            if before.is_torn() && !whole {
+                return Put::Torn(word);
+            }
             let claimed = before.claimed(welcome.seat);
             if let Ok(old) = here.compare_exchange(word, claimed.word()) {
                 protocol::answer(&here, old);
-                break (before, claimed);
+                break claimed;
             }
         };
         // Release: the claim is seen before any of the bytes (a seqlock's writer).
@@ -294,8 +301,6 @@ impl Shm {
         // Relaxed: ordered by the version word, as the bytes are.
         let total = match total {
             Some(total) => total,
-            // A torn message has no length to keep.
-            None if before.is_torn() => reached,
             None => length.load(Ordering::Relaxed).min(rows.bytes).max(reached),
         };
         length.store(total, Ordering::Relaxed);

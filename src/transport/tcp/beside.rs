@@ -117,6 +117,10 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
+        // A forked child closes its copy of the socket, and counts nothing.
+        if !self.link.is_ours() {
+            return;
+        }
         lock(&self.link.pool.inner).out -= 1;
         self.link.pool.freed.notify_one();
     }
@@ -131,19 +135,23 @@ pub(crate) struct Number {
 }
 
 impl Number {
-    fn new(link: &Arc<Link>) -> Number {
+    fn new(link: &Arc<Link>) -> Result<Number, Failure> {
+        // A forked child would give out those of its parent.
+        link.check()?;
         let mut inner = lock(&link.pool.inner);
         inner.last_write += 1;
         let write = inner.last_write;
         inner.writes.insert(write);
         let oldest = inner.writes.first().copied().unwrap_or(write);
-        Number { link: link.clone(), write, oldest }
+        Ok(Number { link: link.clone(), write, oldest })
     }
 }
 
 impl Drop for Number {
     fn drop(&mut self) {
-        lock(&self.link.pool.inner).writes.remove(&self.write);
+        if self.link.is_ours() {
+            lock(&self.link.pool.inner).writes.remove(&self.write);
+        }
     }
 }
 
@@ -234,6 +242,7 @@ impl Link {
     /// Takes a connection for messages, or makes one. Waits as any operation
     /// does while the session has none itself.
     fn take_beside(&self, begun: Instant) -> Result<Taken, Failure> {
+        self.check()?;
         let Some(link) = self.me.upgrade() else {
             return Err(Error::Closed.into());
         };
@@ -390,7 +399,7 @@ impl Link {
         bytes: &[u8],
         total: Option<u64>,
     ) -> Result<Version, Failure> {
-        let number = Number::new(self);
+        let number = Number::new(self)?;
         let request = SlotRequest {
             array: at.array,
             flags: BEGIN | COMMIT,
@@ -411,15 +420,15 @@ impl Link {
 
     /// Claims a row, to write its message in parts.
     pub(crate) fn slot_begin(self: &Arc<Self>, at: SlotAt) -> Result<Claimed, Failure> {
-        match self.slot_begin_as(&self.slot_number(), at, false)? {
+        match self.slot_begin_as(&self.slot_number()?, at, false)? {
             Begun::Claimed(claimed) => Ok(claimed),
             Begun::Done(_) => Err(self.senseless("a write that was done before it was begun")),
         }
     }
 
     /// A number for a write, to begin it under.
-    pub(crate) fn slot_number(self: &Arc<Self>) -> Arc<Number> {
-        Arc::new(Number::new(self))
+    pub(crate) fn slot_number(self: &Arc<Self>) -> Result<Arc<Number>, Failure> {
+        Number::new(self).map(Arc::new)
     }
 
     /// Claims a row for a write that may have been begun before under this
@@ -500,6 +509,8 @@ impl Claimed {
         &mut self,
         work: impl FnOnce(&Link, &Connection) -> Result<T, Trouble>,
     ) -> Result<T, Option<Failure>> {
+        // The connection is one with its parent's in a forked child.
+        self.number.link.check().map_err(|forked| Some(forked.into()))?;
         let Some(mut taken) = self.taken.take() else {
             return Err(None);
         };
@@ -522,6 +533,12 @@ impl Claimed {
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Option<Failure>> {
         let request = SlotRequest { offset, bytes: bytes.len() as u64, ..self.request };
         self.on(|link, connection| connection.send(link, SlotTag::Write, &request, bytes))
+    }
+
+    /// Tells of bytes that are in the row by RDMA. `Err(None)`: the claim is lost.
+    pub(crate) fn arrived(&mut self, offset: u64, bytes: u64) -> Result<(), Option<Failure>> {
+        let request = SlotRequest { flags: REMOTE, offset, bytes, ..self.request };
+        self.on(|link, connection| connection.send(link, SlotTag::Write, &request, &[]))
     }
 
     /// Makes the message whole. `Err(None)`: the claim is lost.
@@ -576,6 +593,7 @@ impl Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
+        // Nothing is sent in a forked child: `on` sees to it.
         let request = self.request;
         let answered = self.on(|link, connection| {
             connection.send(link, SlotTag::Abort, &request, &[])?;

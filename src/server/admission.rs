@@ -87,8 +87,7 @@ impl Worker {
         let engine = &self.shared.engine;
         // Relaxed: as where they are counted.
         let lapsed = self.shared.lapsed.load(Ordering::Relaxed);
-        engine.sessions() + lapsed >= self.shared.most_clients
-            && !engine.has(proven.resume.session)
+        engine.sessions() + lapsed >= self.shared.most_clients && !engine.has(proven.resume.session)
     }
 
     pub(super) fn admit(&mut self, key: usize, handshake: &ServerHandshake, proven: &auth::Proven) {

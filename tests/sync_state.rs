@@ -6,7 +6,7 @@
 mod common;
 use common::process::Process;
 use common::{eventually, key};
-use farcell::{Client, Error, Parted, WaitOptions};
+use farcell::{Client, Error, Parted, TransportChoice, WaitOptions};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -228,5 +228,65 @@ fn without_the_file_of_sessions_everything_held_is_abandoned() {
             let passed = barriers.at(0, col).unwrap().wait().unwrap();
             assert_eq!(passed.generation(), col as u64, "what was passed before counts");
         });
+    }
+}
+
+/// The server is started again, by this or that, while one holds a lock and
+/// others queue for it and for a permit.
+fn queues_over_a_restart(choice: TransportChoice, mut server: Process, forget: &dyn Fn()) {
+    let of = |server: &Process| {
+        Client::builder().addr(&server.addr).key(key()).transport(choice).connect().unwrap()
+    };
+    let (a, b) = (of(&server), of(&server));
+    let lock = |of: &Client| of.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
+    let permit = |of: &Client| of.semaphores("s", 1, 1, 0, 2).unwrap().at(0, 0).unwrap();
+    let long = Duration::from_secs(20);
+    let held = lock(&a).lock().unwrap();
+    std::thread::scope(|s| {
+        // One of the session that holds it, one of another.
+        let waiters = [&a, &b].map(|client| {
+            s.spawn(move || {
+                let guard = lock(client).lock_timeout(long).unwrap().expect("it was free");
+                guard.check().unwrap();
+                guard.unlock().unwrap();
+            })
+        });
+        let permits = [&a, &b]
+            .map(|client| s.spawn(move || assert!(permit(client).acquire_timeout(long).unwrap())));
+        eventually("four wait", || a.info().unwrap().parked_waits == 4);
+        server.kill();
+        forget();
+        server.start_again();
+        eventually("the permits are waited for", || {
+            lock(&b).token().is_ok() && a.info().unwrap().parked_waits >= 2
+        });
+        // It still holds it where the state was kept, and has lost it otherwise.
+        drop(held);
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+        for _ in 0..2 {
+            permit(&a).release().unwrap();
+        }
+        for permit in permits {
+            permit.join().unwrap();
+        }
+    });
+    assert_eq!(permit(&b).available().unwrap(), 0);
+    assert!(!lock(&b).is_locked().unwrap());
+    lock(&b).try_lock().unwrap().expect("nobody holds it").unlock().unwrap();
+}
+
+#[test]
+fn who_queues_gets_what_it_can_use_after_a_restart() {
+    for choice in [TransportChoice::Tcp, TransportChoice::Shm] {
+        queues_over_a_restart(choice, Process::start(&[]), &|| {});
+        let (dir, path) = state();
+        let server = Process::start(&["--state", &path]);
+        queues_over_a_restart(choice, server, &|| {});
+        let sessions = dir.path().join("state/sessions");
+        std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+        let server = Process::start(&["--state", &path]);
+        queues_over_a_restart(choice, server, &|| std::fs::remove_file(&sessions).unwrap());
     }
 }

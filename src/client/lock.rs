@@ -109,6 +109,7 @@ impl Lock {
                 Ok(TAKEN)
             };
             let mut queued = false;
+            let (mut session, mut seat) = (welcome.session, welcome.seat);
             let found = match tried {
                 Ok(word) if sync::Lock::of(word).seat == 0 && !is_waiting(word) => Some(word),
                 Ok(_) if at_once => return Ok(None),
@@ -123,7 +124,11 @@ impl Lock {
                     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                     match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
                         Ok(None) => return Ok(None),
-                        Ok(word) => word,
+                        Ok(Some(grant)) => {
+                            // Another session may have come while we queued.
+                            (session, seat) = (grant.session, grant.seat);
+                            Some(grant.word)
+                        }
                         Err(Failure::Refused(Refusal::StaleSeat, _)) => None,
                         Err(failure) => return Err(self.array.explain(failure, "lock")),
                     }
@@ -134,17 +139,17 @@ impl Lock {
             };
             if let Some(word) = found {
                 let before = sync::Lock::of(word);
-                let token = before.taken(welcome.seat, false).token;
+                let token = before.taken(seat, false).token;
                 if !queued && !link.hold(round, number, offset, token) {
                     // The server was started again meanwhile, and may not have
                     // known that we have it.
-                    self.give_back(token, welcome.seat)?;
+                    self.give_back(token, seat)?;
                     continue;
                 }
                 return Ok(Some(LockGuard {
                     lock: self.clone(),
-                    session: welcome.session,
-                    seat: welcome.seat,
+                    session,
+                    seat,
                     token,
                     abandoned: before.abandoned,
                     held: true,

@@ -94,8 +94,7 @@ impl Semaphore {
             return Ok(false);
         }
         loop {
-            let welcome = link.welcome();
-            let (array, offset, seat) = (self.array.number, self.offset, welcome.seat);
+            let (array, offset, seat) = (self.array.number, self.offset, link.welcome().seat);
             if seat == 0 {
                 let what = "the server has more sessions than can queue".to_owned();
                 return Err(Error::Limit { addr: link.addr(), what });
@@ -103,11 +102,12 @@ impl Semaphore {
             let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
-                Ok(Some(word)) => {
+                Ok(Some(grant)) => {
                     // It was written down as if it were a lock.
-                    let token = sync::Lock::of(word).taken(seat, true).token;
+                    let token = sync::Lock::of(grant.word).taken(grant.seat, true).token;
                     link.let_go(array, offset, token);
-                    return self.confirm(welcome.session).map(|()| true);
+                    // Another session may have come while we queued.
+                    return self.confirm(grant.session).map(|()| true);
                 }
                 Ok(None) => return Ok(false),
                 // The session is another one since: once more, with its seat.

@@ -283,6 +283,7 @@ impl<A: Actor> Engine<A> {
             }
             tracing::info!(session = session.id, "the lease of a session is over");
             out.close.extend(session.route);
+            session.lapsed = true;
             self.end(&mut session, Gone::Silent, out);
         }
     }

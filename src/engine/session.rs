@@ -66,6 +66,10 @@ pub struct Session {
     bindings: Vec<Option<Binding>>,
     /// Its client may reach cells without asking.
     one_sided: bool,
+    /// Its client was given memory to write, which cannot be taken back.
+    writes_memory: bool,
+    /// It has ended by its client's silence.
+    pub lapsed: bool,
     /// Connections for messages.
     beside: u32,
     /// Writes of messages whose end the client may not know: number and
@@ -100,6 +104,8 @@ impl Session {
             reply_bytes: 0,
             bindings: Vec::new(),
             one_sided: false,
+            writes_memory: false,
+            lapsed: false,
             beside: 0,
             writes: BTreeMap::new(),
         }
@@ -113,6 +119,24 @@ impl Session {
         for binding in self.bindings.iter_mut().flatten() {
             binding.hold = Some(binding.entry.hold());
         }
+    }
+
+    /// As [`set_one_sided`](Self::set_one_sided), by memory that its client may
+    /// write from here on, and that cannot be taken back.
+    pub fn set_writes_memory(&mut self) {
+        self.writes_memory = true;
+        self.set_one_sided();
+    }
+
+    /// The holds on cells that outlive a session that has ended by the silence of
+    /// a client with memory to write: a process that was stopped may go on in the
+    /// middle of an operation. To be dropped when the process has let go of its
+    /// connection. Empty for any other session.
+    pub fn take_holds(&mut self) -> Vec<Arc<()>> {
+        if !(self.ended && self.lapsed && self.writes_memory) {
+            return Vec::new();
+        }
+        self.bindings.iter_mut().flatten().filter_map(|binding| binding.hold.take()).collect()
     }
 
     /// Its client gave a sign.

@@ -7,6 +7,7 @@ use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
 use crate::engine::Newcomer;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Worker {
@@ -84,7 +85,9 @@ impl Worker {
     /// needs none.
     pub(super) fn is_full_for(&self, proven: &auth::Proven) -> bool {
         let engine = &self.shared.engine;
-        engine.sessions() >= self.shared.most_clients && !engine.has(proven.resume.session)
+        // Relaxed: as where they are counted.
+        let lapsed = self.shared.lapsed.load(Ordering::Relaxed);
+        engine.sessions() + lapsed >= self.shared.most_clients && !engine.has(proven.resume.session)
     }
 
     pub(super) fn admit(&mut self, key: usize, handshake: &ServerHandshake, proven: &auth::Proven) {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
 use std::net::Shutdown;
+use std::sync::Arc;
 
 /// Bytes that may wait to be sent before a client's further requests have to
 /// wait too.
@@ -30,6 +31,10 @@ pub enum Phase {
     /// Nothing is handled any more. What is in the outbox is sent, then the
     /// connection ends once the client has closed its side.
     Closing,
+    /// As `Closing`, of a client whose session has ended by silence, and that may
+    /// still change cells in memory: their arrays' cells go to no other array
+    /// before it has closed its side, or its process is gone.
+    Lapsed(Vec<Arc<()>>),
 }
 
 /// A client's connection. While nothing is under way it owns no buffer.
@@ -113,6 +118,12 @@ impl Connection {
         let sent = write(&self.stream, bytes)?;
         self.queue(&bytes[sent..]);
         Ok(())
+    }
+
+    /// What waits to be sent is of no use any more.
+    pub fn forget_waiting(&mut self) {
+        self.outbox = Vec::new();
+        self.sent = 0;
     }
 
     /// Sends what waits, as far as the socket takes it.

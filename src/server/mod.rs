@@ -35,6 +35,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shm::Shm;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use worker::{Mail, Mailbox, Worker};
@@ -66,6 +67,8 @@ struct Shared {
     lease: Duration,
     spin: Duration,
     most_clients: usize,
+    /// Connections of clients that have lapsed and not let go yet.
+    lapsed: AtomicUsize,
     most_strangers: usize,
 }
 
@@ -304,6 +307,7 @@ impl ServerBuilder {
             spin: self.spin,
             // A few are needed for other things than clients.
             most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
+            lapsed: AtomicUsize::new(0),
             most_strangers: (files / 4).clamp(16, 4096),
         });
         let roster = roster.map(|file| Box::new(file) as Box<dyn Roster>);

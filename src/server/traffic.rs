@@ -132,16 +132,18 @@ impl Worker {
         let Phase::Open { session, id: number } = &self.clients[key].phase else {
             return;
         };
-        let access = {
+        let opened = {
             let mut session = lock(session);
-            if self.shared.shm.is_ok() {
-                session.set_one_sided();
+            let opened = match &self.shared.shm {
+                Ok(shm) => shm.grant(*number, session.access, Instant::now()),
+                Err(why) => Err(why.clone()),
+            };
+            match &opened {
+                Ok(record) if record.writable != 0 => session.set_writes_memory(),
+                Ok(_) => session.set_one_sided(),
+                Err(_) => {}
             }
-            session.access
-        };
-        let opened = match &self.shared.shm {
-            Ok(shm) => shm.grant(*number, access, Instant::now()),
-            Err(why) => Err(why.clone()),
+            opened
         };
         let mut answer = Vec::new();
         match opened {
@@ -222,8 +224,8 @@ impl Worker {
             let worker = (route >> 56) as usize;
             if worker != self.index {
                 self.shared.mailboxes[worker].post(Mail::Close(route));
-            } else if let Some(key) = self.client_of(route) {
-                self.close(key, "its session is over or has moved");
+            } else {
+                self.part(route);
             }
         }
         let mail = std::mem::take(&mut self.out.mail);
@@ -372,7 +374,7 @@ impl Worker {
                     self.close(key, "spoke before its turn");
                     return bytes.len();
                 }
-                Phase::Closing => return bytes.len(),
+                Phase::Closing | Phase::Lapsed(_) => return bytes.len(),
                 Phase::Handshake(_) => self.handle_hello(key, rest),
                 Phase::Open { .. } => self.handle_frames(key, rest),
             };

@@ -4,7 +4,7 @@ use super::Shared;
 use super::alarm::Alarm;
 use super::connection::{Connection, Phase};
 use crate::auth::{self, Denial};
-use crate::engine::{Out, Route};
+use crate::engine::{Out, Route, lock};
 use crate::wire::{self, Tag};
 use crossbeam::queue::SegQueue;
 use mio::net::{TcpListener, TcpStream};
@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub(super) const WAKER: Token = Token(usize::MAX);
@@ -95,6 +96,9 @@ pub struct Worker {
     pub(super) bells_again: bool,
     pub(super) scratch: Vec<u8>,
     pub(super) out: Out,
+    /// Holds on cells of clients that lapsed and have closed since, and until when
+    /// they are kept.
+    pub(super) leaving: Vec<(Instant, Vec<Arc<()>>)>,
     pub(super) stopping: Option<Instant>,
     /// When to look for locks that nobody holds.
     pub(super) next_tidy: Instant,
@@ -158,6 +162,7 @@ impl Worker {
             bells_again: false,
             scratch: vec![0; SCRATCH],
             out: Out::default(),
+            leaving: Vec::new(),
             complaints: (Instant::now(), 0),
             stopping: None,
             next_tidy: Instant::now(),
@@ -256,6 +261,7 @@ impl Worker {
     }
 
     pub(super) fn tick(&mut self, now: Instant) {
+        self.leaving.retain(|(until, _)| *until > now);
         while let Some(&(deadline, key, serial)) = self.strangers.front() {
             if deadline > now {
                 break;
@@ -343,9 +349,7 @@ impl Worker {
                     }
                 }
                 Mail::Close(route) => {
-                    if let Some(key) = self.client_of(route) {
-                        self.close(key, "its session is over or has moved");
-                    }
+                    self.part(route);
                 }
                 Mail::Stop => self.stop(),
             }
@@ -369,6 +373,8 @@ impl Worker {
                 }
                 Phase::Beside(_) => self.close(key, "is told no more"),
                 Phase::Closing => {}
+                // Nobody gets cells any more.
+                Phase::Lapsed(_) => self.close(key, "is told no more"),
             }
         }
     }
@@ -391,7 +397,9 @@ impl Worker {
     pub(super) fn client_of(&self, route: Route) -> Option<usize> {
         let key = (route >> 32 & 0xff_ffff) as usize;
         let client = self.clients.get(key)?;
-        (client.serial == route as u32).then_some(key)
+        // Nobody has anything to say to one that has lapsed.
+        let heard = client.serial == route as u32 && !matches!(client.phase, Phase::Lapsed(_));
+        heard.then_some(key)
     }
 
     pub(super) fn detach(&mut self, key: usize) {
@@ -399,8 +407,33 @@ impl Worker {
         match &mut self.clients[key].phase {
             Phase::Open { session, .. } => self.shared.engine.detach(session, route),
             Phase::Beside(bulk) => bulk.end(&self.shared.engine, &mut self.out),
-            Phase::Handshake(_) | Phase::Closing => {}
+            Phase::Handshake(_) | Phase::Closing | Phase::Lapsed(_) => {}
         }
+    }
+
+    /// Closes the connection of a client whose session is over or has moved; of
+    /// one that may still change cells in memory, this side of it alone.
+    pub(super) fn part(&mut self, route: Route) {
+        let Some(key) = self.client_of(route) else {
+            return;
+        };
+        let holds = match &self.clients[key].phase {
+            Phase::Open { session, .. } => lock(session).take_holds(),
+            _ => Vec::new(),
+        };
+        if holds.is_empty() {
+            return self.close(key, "has a session that is over or has moved");
+        }
+        self.detach(key);
+        let client = &mut self.clients[key];
+        // Relaxed: a number that nothing else hangs on.
+        self.shared.lapsed.fetch_add(1, Ordering::Relaxed);
+        client.phase = Phase::Lapsed(holds);
+        client.inbox = Vec::new();
+        client.forget_waiting();
+        client.finish();
+        // Reading may have rested while it was clogged.
+        self.again.push((key, client.serial));
     }
 
     pub(super) fn close(&mut self, key: usize, why: &'static str) {
@@ -413,6 +446,11 @@ impl Worker {
             tracing::debug!(session = bulk.id, "a connection for messages {why}");
             // Whoever waited for the row that was given up.
             self.post_out();
+        } else if let Phase::Lapsed(holds) = &mut client.phase {
+            // Relaxed: as where it is counted.
+            self.shared.lapsed.fetch_sub(1, Ordering::Relaxed);
+            // A thread of it may be in the middle of an operation still.
+            self.leaving.push((Instant::now() + self.shared.lease, std::mem::take(holds)));
         } else if let Phase::Open { id, .. } = client.phase {
             tracing::debug!(session = id, "a client {why}");
         } else {

@@ -7,9 +7,10 @@
 //! table, by one operation, is written down only if no round has begun since the
 //! operation did: otherwise the server may have freed it, and it is given back.
 
+use super::super::Waited;
 use super::frame;
 use super::link::Link;
-use super::state::{Answer, State, Wait};
+use super::state::{Answer, Grant, State, Wait};
 use crate::auth::Welcome;
 use crate::cell::sync::Lock;
 use crate::engine::lock;
@@ -36,37 +37,34 @@ impl Holds {
         }
     }
 
-    /// The session has ended, and with it all that it held.
+    /// The session has ended, and with it all that it held. A lock that is being
+    /// tried with its seat goes back.
     pub(super) fn clear(&mut self) {
+        self.round += 1;
         self.tokens.clear();
     }
 }
 
-/// The lock that a claim has got: array, place, token. The same of a permit,
-/// which means nothing.
-fn granted(wait: &Wait, answer: &Answer) -> Option<(u16, u32, u64)> {
-    let Answer::Waited(waited) = answer else {
-        return None;
-    };
-    let &[(_, word)] = waited.fired.as_slice() else {
-        return None;
-    };
-    if !wait.is_claim() || !waited.satisfied {
-        return None;
-    }
-    let bytes = wait.bytes.get(HEADER..HEADER + size_of::<AcquireRecord>())?;
-    let record: AcquireRecord = bytemuck::pod_read_unaligned(bytes);
-    let token = Lock::of(word).taken(record.seat, true).token;
-    Some((record.array, record.offset, token))
-}
-
 impl State {
-    /// A claim was met: what it has got is held from now on.
-    pub(super) fn hold_granted(&mut self, id: u64, answer: &Answer) {
-        let grant = self.waits.get(&id).and_then(|wait| granted(wait, answer));
-        if let Some((array, offset, token)) = grant {
-            self.holds.put(array, offset, token);
-        }
+    /// A claim was met: what it has got is held from now on, by the session of
+    /// now. The same is done of a permit, and means nothing. Other answers stay as
+    /// they are.
+    pub(super) fn hold_granted(&mut self, id: u64, answer: Answer) -> Answer {
+        let Answer::Waited(Waited { satisfied: true, fired }) = &answer else {
+            return answer;
+        };
+        let claim = self.waits.get(&id).filter(|wait| wait.is_claim());
+        let (Some(claim), &[(_, word)]) = (claim, fired.as_slice()) else {
+            return answer;
+        };
+        let Some(bytes) = claim.bytes.get(HEADER..HEADER + size_of::<AcquireRecord>()) else {
+            return answer;
+        };
+        let record: AcquireRecord = bytemuck::pod_read_unaligned(bytes);
+        let (session, seat) = (self.welcome.session, record.seat);
+        let token = Lock::of(word).taken(seat, true).token;
+        self.holds.put(record.array, record.offset, token);
+        Answer::Granted(Grant { word, session, seat })
     }
 
     /// Whether this is an answer to a claim.

@@ -197,7 +197,7 @@ impl Link {
                         Err(Error::Cancelled.into())
                     }
                     Ok(Answer::Waited(waited)) => Ok(waited),
-                    Ok(Answer::Told(..)) => {
+                    Ok(Answer::Told(..) | Answer::Granted(_)) => {
                         Err(self.senseless("another answer than that of a wait"))
                     }
                     Err(failure) => Err(failure),

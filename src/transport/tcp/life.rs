@@ -168,10 +168,11 @@ impl Link {
             call.sent_again = call.sent;
             call.sent = true;
         }
-        for (&id, wait) in &state.waits {
+        for (&id, wait) in &mut state.waits {
             if wait.answer.is_some() {
                 continue;
             }
+            wait.claim_with(welcome.seat);
             if !wait.abandoned {
                 bytes.extend_from_slice(&wait.bytes);
             }

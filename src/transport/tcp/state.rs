@@ -7,7 +7,7 @@ use super::later::{Ended, Pump, Then};
 use super::{Failure, Waited};
 use crate::auth::Welcome;
 use crate::error::Error;
-use crate::wire::{self, HEADER, Header, OpRecord, Tag};
+use crate::wire::{self, AcquireRecord, HEADER, Header, OpRecord, Tag};
 use crossbeam::sync::Unparker;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
@@ -25,6 +25,12 @@ pub(crate) enum Reply {
 
 /// Bytes of a frame with one operation.
 const ONE_OP: usize = HEADER + size_of::<OpRecord>();
+
+/// Where the seat is in the frame of a claim.
+const SEAT_OF_CLAIM: std::ops::Range<usize> = {
+    let at = HEADER + std::mem::offset_of!(AcquireRecord, seat);
+    at..at + size_of::<u32>()
+};
 
 /// A frame to be sent, perhaps more than once.
 #[derive(Clone, Debug)]
@@ -112,6 +118,18 @@ pub(super) struct Call {
 pub(super) enum Answer {
     Waited(Waited),
     Told(Tag, Vec<u8>),
+    Granted(Grant),
+}
+
+/// What a claim has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    /// The word before.
+    pub(crate) word: u64,
+    /// The session that has it, which need not be the one that began to queue.
+    pub(crate) session: u64,
+    /// Its seat.
+    pub(crate) seat: u32,
 }
 
 impl Answer {
@@ -139,6 +157,15 @@ impl Wait {
     /// nobody takes it.
     pub(super) fn is_claim(&self) -> bool {
         self.bytes.get(4) == Some(&(Tag::Acquire as u8))
+    }
+
+    /// A claim is made by the session that has this seat from now on.
+    pub(super) fn claim_with(&mut self, seat: u32) {
+        if self.is_claim()
+            && let Some(bytes) = Arc::make_mut(&mut self.bytes).get_mut(SEAT_OF_CLAIM)
+        {
+            bytes.copy_from_slice(&seat.to_le_bytes());
+        }
     }
 }
 
@@ -283,9 +310,7 @@ impl State {
             // the wait by then, and what it says of it now counts for nothing.
             return;
         }
-        if let Ok(answer) = &answer {
-            self.hold_granted(id, answer);
-        }
+        let answer = answer.map(|answer| self.hold_granted(id, answer));
         // Unknown: the answer to a cancel of a wait that was answered before.
         let Some(wait) = self.waits.get_mut(&id) else {
             return;
@@ -353,6 +378,8 @@ impl State {
             return;
         }
         self.holds.clear();
+        // What the server has rung for the session before means nothing now.
+        self.bell = None;
         for wait in self.waits.values_mut().filter(|wait| wait.bound && wait.answer.is_none()) {
             let what = format!("{addr}: a wait");
             wait.answer = Some(Err(Error::LeaseLost { what }.into()));

@@ -3,7 +3,7 @@
 use super::super::{Failure, Waited};
 use super::frame;
 use super::link::Link;
-use super::state::{Frame, Reply, Request, take_done};
+use super::state::{Answer, Frame, Grant, Reply, Request, take_done};
 use super::waits::Patience;
 use crate::engine::{Gone, lock};
 use crate::error::{Error, Parted};
@@ -52,17 +52,18 @@ impl Link {
         self.wait(frame(Tag::Wait, &[bytemuck::bytes_of(&head), &names, records]), patience)
     }
 
-    /// Queues for a lock or a permit. The word before, if it was had in time.
+    /// Queues for a lock or a permit. What was had, if it was in time. Where the
+    /// session is lost meanwhile, the next one queues, with its seat.
     pub(crate) fn queue(
         &self,
         record: AcquireRecord,
         patience: &Patience<'_>,
-    ) -> Result<Option<u64>, Failure> {
-        let waited = self.wait(frame(Tag::Acquire, &[bytemuck::bytes_of(&record)]), patience)?;
-        match waited.fired.as_slice() {
-            &[(_, word)] if waited.satisfied => Ok(Some(word)),
-            _ if waited.satisfied => Err(self.senseless("a grant without a word")),
-            _ => Ok(None),
+    ) -> Result<Option<Grant>, Failure> {
+        let frame = frame(Tag::Acquire, &[bytemuck::bytes_of(&record)]);
+        match self.exchange(frame, patience)? {
+            Answer::Granted(grant) => Ok(Some(grant)),
+            Answer::Waited(waited) if !waited.satisfied => Ok(None),
+            _ => Err(self.senseless("a grant without a word")),
         }
     }
 

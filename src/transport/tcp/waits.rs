@@ -32,7 +32,9 @@ impl Link {
     pub(super) fn wait(&self, frame: Vec<u8>, patience: &Patience<'_>) -> Result<Waited, Failure> {
         match self.exchange(frame, patience)? {
             Answer::Waited(waited) => Ok(waited),
-            Answer::Told(..) => Err(self.senseless("another answer than that of a wait")),
+            Answer::Told(..) | Answer::Granted(_) => {
+                Err(self.senseless("another answer than that of a wait"))
+            }
         }
     }
 
@@ -47,7 +49,7 @@ impl Link {
         wire::push(&mut frame, tag, 0, &[payload]);
         match self.exchange(frame, &Patience { timeout: Some(timeout), ..Patience::default() })? {
             Answer::Told(tag, bytes) => Ok(Some((tag, bytes))),
-            Answer::Waited(_) => Ok(None),
+            Answer::Waited(_) | Answer::Granted(_) => Ok(None),
         }
     }
 

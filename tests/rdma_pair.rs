@@ -81,7 +81,7 @@ fn the_server() {
     }
     let server =
         Server::builder(key()).bind("0.0.0.0:7117").rdma(RdmaChoice::Auto).start().unwrap();
-    let client = builder().connect().unwrap();
+    let client = builder().transport(TransportChoice::Rdma).connect().unwrap();
     assert_eq!(client.transport().name, "rdma", "{:?}", client.transport());
     learn(&client, 0);
     check_total(&client);

@@ -314,8 +314,15 @@ fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_messag
 
 #[test]
 fn a_part_does_not_make_a_torn_message_whole() {
+    for choice in [TransportChoice::Tcp, TransportChoice::Auto] {
+        a_torn_message_stays_torn(choice);
+    }
+}
+
+fn a_torn_message_stays_torn(choice: TransportChoice) {
     let server = server().start().unwrap();
-    let (one, two) = (tcp(&server.address()), tcp(&server.address()));
+    let one = client(&server).transport(choice).connect().unwrap();
+    let two = tcp(&server.address());
     let slot = one.slots("params", 1, 2 << 20).unwrap().at(0).unwrap();
     let other = two.open_slots("params").unwrap().at(0).unwrap();
     let (old, mut buffer) = (vec![b'A'; 1 << 20], vec![0; 2 << 20]);

@@ -75,12 +75,13 @@ pub(crate) struct Message {
 pub(crate) enum Put {
     /// It is there, with this version.
     Done(Version),
-    /// A part, and what it is of is torn; the version word.
-    Torn(u64),
     /// Someone else is writing it; the version word.
     Busy(u64),
     /// The claim was taken away; the version word.
     Lost(u64),
+    /// The row is torn, and these are not all bytes of a message; its version
+    /// word.
+    Torn(u64),
     /// It must go another way.
     Not,
 }
@@ -268,10 +269,17 @@ impl Shm {
             if before.is_writing() {
                 return Put::Busy(word);
             }
-            // A part does not make it whole.
-            let whole = offset == 0 && total == Some(bytes.len() as u64);
-            if before.is_torn() && !whole {
-                return Put::Torn(word);
+            if before.is_torn() {
+                // Nobody changes the length before someone has claimed the row,
+                // and then the swap below fails. Relaxed as further down.
+                let kept = || {
+                    let length = rows.area(*row)?.0.load(Ordering::Relaxed);
+                    Some(length.min(rows.bytes).max(bytes.len() as u64))
+                };
+                let Some(total) = total.or_else(kept) else { return Put::Not };
+                if total > 0 && (offset > 0 || (bytes.len() as u64) < total) {
+                    return Put::Torn(word);
+                }
             }
             let claimed = before.claimed(welcome.seat);
             if let Ok(old) = here.compare_exchange(word, claimed.word()) {

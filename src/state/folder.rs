@@ -1,6 +1,7 @@
 //! A folder that belongs to one server at a time, and its files.
 
 use crate::error::{Error, Result};
+use farcell_sys::fork::{self, Generation};
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, flock, fsync, open, openat, renameat, statfs, unlinkat,
 };
@@ -41,7 +42,25 @@ const FILE_SYSTEMS: [(u64, &str); 15] = [
 pub struct Folder {
     path: PathBuf,
     fd: OwnedFd,
-    _lock: File,
+    _lock: Lock,
+}
+
+/// The locked file. A process that is forked from this one shares the lock
+/// (flock(2)), and would hold it for as long as it lives: so it is given back, and
+/// not only closed.
+#[derive(Debug)]
+struct Lock {
+    file: File,
+    generation: Generation,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if fork::generation() == self.generation {
+            // Nobody can be told, and with the last descriptor it goes in any case.
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
 }
 
 /// A refusal that names the file.
@@ -199,7 +218,7 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata, not_for_others: u32) -> Re
     Ok(())
 }
 
-fn lock_file(fd: &OwnedFd, folder: &Path) -> Result<File> {
+fn lock_file(fd: &OwnedFd, folder: &Path) -> Result<Lock> {
     let path = folder.join(LOCK);
     let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let made = openat(fd, LOCK, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
@@ -225,7 +244,7 @@ fn lock_file(fd: &OwnedFd, folder: &Path) -> Result<File> {
     file.set_len(0)
         .and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()))
         .map_err(|e| failed("writing", &path, e))?;
-    Ok(file)
+    Ok(Lock { file, generation: fork::generation() })
 }
 
 /// Refuses a folder, made or yet to be made, that is not on tmpfs.
@@ -264,4 +283,21 @@ fn not_tmpfs(found: u64) -> String {
     format!(
         "is on {name}; the cells must be in memory that an adapter can be given, so it must be a folder on tmpfs, {instead}; --snapshot writes copies to any file system"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_does_not_keep_the_folder() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("state");
+        let folder = Folder::open(&path, true).unwrap();
+        // What a child inherits: a second descriptor of the same open file.
+        let _child = folder._lock.file.try_clone().unwrap();
+        assert!(Folder::open(&path, true).is_err());
+        drop(folder);
+        Folder::open(&path, true).unwrap();
+    }
 }

@@ -28,7 +28,7 @@ use super::session::Route;
 use crate::cell::sync::Claim;
 use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most cells that the waits of one session may have at once: those that they
@@ -532,12 +532,15 @@ impl Parking {
         let (cells, untidy) = (&mut self.cells, &mut self.untidy);
         let at = |index: u32| targets[index as usize];
         let mut indexes = indexes.map(|index| (index, at(index).0));
-        // Watched before it is looked at, those that nobody waits on yet.
-        let known: HashSet<u32> =
-            targets.iter().map(|(place, _)| *place).filter(|p| cells.contains_key(p)).collect();
-        let watched = |place: u32| !known.contains(&place) && actor.watch(place, true);
-        let first: Vec<(u32, u32)> = indexes.by_ref().take(TOGETHER).collect();
-        let first = first.into_iter().map(|(index, place)| ((index, watched(place)), place));
+        let first: Vec<_> = indexes
+            .by_ref()
+            .take(TOGETHER)
+            .map(|(index, place)| (index, place, !cells.contains_key(&place)))
+            .collect();
+        // Watched before it is looked at, if nobody waits on it yet.
+        let first = first
+            .into_iter()
+            .map(|(index, place, fresh)| ((index, fresh && actor.watch(place, true)), place));
         let mut passed = Vec::new();
         change_all(actor, first, |(index, shared), word, done| {
             let (place, want) = at(index);
@@ -557,7 +560,7 @@ impl Parking {
             None
         });
         for (index, place) in indexes {
-            let shared = watched(place);
+            let shared = !cells.contains_key(&place) && actor.watch(place, true);
             let word = actor.load(place);
             if at(index).1.holds(word) {
                 fired.push(Fired { index, word });

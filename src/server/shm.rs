@@ -11,7 +11,6 @@
 
 use crate::auth::{Access, Domain};
 use crate::engine::lock;
-use crate::layout::CELLS_AT;
 use crate::segment::{Payload, Segment};
 use crate::wire::ShmRecord;
 use crate::wire::slots::ShmSlotsAnswer;
@@ -163,6 +162,10 @@ impl Shm {
         let length = |file: io::Result<&File>| {
             file.and_then(|f| f.metadata()).map(|m| m.len()).map_err(|e| e.to_string())
         };
+        let desk = match writable {
+            true => Segment::bytes_of(DESK_PLACES).map_err(|e| e.to_string())? as u64,
+            false => 0,
+        };
         Ok(ShmRecord {
             boot: self.boot,
             name: self.name,
@@ -170,11 +173,7 @@ impl Shm {
             echo,
             segment: length(self.segment.file())?,
             watched: length(self.watched.file())?,
-            desk: if writable {
-                (CELLS_AT as u64 + u64::from(DESK_PLACES) * 8).next_multiple_of(4096)
-            } else {
-                0
-            },
+            desk,
             writable: writable.into(),
             sealed: self.segment.is_sealed().into(),
             reserved: [0; 6],

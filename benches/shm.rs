@@ -49,7 +49,7 @@ fn drive(options: &Options) -> Result<()> {
     pin(&[a])?;
     // A page that is as the server's are, and can be opened by the partner.
     let file = File::from(memfd_create(c"bench", MemfdFlags::CLOEXEC)?);
-    file.set_len(16384)?;
+    file.set_len(Segment::bytes_of(512)? as u64)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let page = Segment::of_file(file)?;
     let server = farcell_server(&[b], false)?;

@@ -103,7 +103,8 @@ fn clients_killed_at_any_moment_leave_everything_whole() {
     let server = server().lease(Duration::from_secs(2)).start().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
-    File::create(&path).unwrap().set_len(16384).unwrap();
+    let bytes = Segment::bytes_of(8 * CHILDREN as u32).unwrap();
+    File::create(&path).unwrap().set_len(bytes as u64).unwrap();
     let path = path.to_str().unwrap();
     let journal = open(path);
     let shm = client(&server).transport(TransportChoice::Shm).connect().unwrap();

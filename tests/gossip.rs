@@ -6,12 +6,13 @@
 
 mod common;
 
+use common::another::{Another, role};
 use common::rdma::{LONG, device};
 use common::{key, server};
 use farcell::gossip::{Buffer, Mixed, Options, Sent, Topology};
 use farcell::{Client, RdmaChoice, Server, TransportChoice};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 const ROLE: &str = "FARCELL_TEST_GOSSIP_ROLE";
@@ -55,34 +56,21 @@ fn together(client: &Client, rank: usize, learners: usize, options: Options, rou
 
 // ---- learners in processes of their own ------------------------------------------
 
-struct Learner(Child);
+struct Learner(Another);
 
 impl Learner {
-    fn start(role: &str, way: &str, addr: &str, rank: usize, learners: usize) -> Learner {
-        Learner(
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "role_of_a_learner", "--ignored", "--nocapture"])
-                .env(ROLE, format!("{role} {addr} {rank} {learners} {way}"))
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap(),
-        )
+    fn start(role_of: &str, way: &str, addr: &str, rank: usize, learners: usize) -> Learner {
+        let what = format!("{role_of} {addr} {rank} {learners} {way}");
+        let mut command = role("role_of_a_learner", ROLE, what);
+        Learner(Another::start(command.stdout(Stdio::piped())))
     }
 
     /// What it says behind `RESULT`.
     fn result(&mut self) -> f64 {
-        let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
+        let lines = BufReader::new(self.0.0.stdout.take().unwrap()).lines();
         let said: Vec<String> = lines.map_while(Result::ok).collect();
         let result = said.iter().find_map(|line| line.split_once("RESULT "));
         result.unwrap_or_else(|| panic!("{said:?}")).1.parse().unwrap()
-    }
-}
-
-impl Drop for Learner {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -8,12 +8,13 @@
 
 mod common;
 
-use common::key;
+use common::another::{Another, role};
 use common::process::Process;
+use common::{key, random};
 use farcell::{Client, Lock, LockGuard};
 use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -89,34 +90,22 @@ fn role_of_a_client() {
 }
 
 struct Worker {
-    child: Child,
+    process: Another,
     file: PathBuf,
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Worker {
     fn start(me: usize, server: &Process) -> Worker {
         let file = server.dir.path().join(format!("counted-{me}"));
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_a_client", "--ignored", "--nocapture"])
-            .env(ROLE, format!("{} {}", server.addr, file.display()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Worker { child, file }
+        let what = format!("{} {}", server.addr, file.display());
+        let mut command = role("role_of_a_client", ROLE, what);
+        let process = Another::start(command.stdin(Stdio::piped()));
+        Worker { process, file }
     }
 
     /// How often each of its threads has had the lock.
     fn stop(mut self) -> Vec<i64> {
-        drop(self.child.stdin.take());
-        assert!(self.child.wait().unwrap().success(), "a client has failed; see above");
+        self.process.end();
         let text = std::fs::read_to_string(&self.file).unwrap();
         text.split(' ').map(|n| n.parse().unwrap()).collect()
     }
@@ -124,12 +113,6 @@ impl Worker {
 
 fn variable(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().map_or(usual, |n| n.parse().expect("a number"))
-}
-
-/// From 0 on, below `most`, the same each time.
-fn random(seed: &mut u64, most: u64) -> u64 {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*seed >> 33) % most
 }
 
 #[test]

@@ -3,12 +3,13 @@
 //! and when it was only stopped, it learns that its time is over.
 
 mod common;
+use common::another::{Another, role};
 use common::proxy::Proxy;
 use common::{client, eventually, key, server};
 use farcell::{Client, Comparison, Error, HoldingKind, Parted, Server, WaitOptions};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -97,20 +98,16 @@ fn role_of_a_learner() {
 }
 
 struct Learner {
-    child: Child,
+    process: Another,
     stdin: ChildStdin,
 }
 
 impl Learner {
     fn start(index: usize, addr: &str, heard: mpsc::Sender<(usize, String)>) -> Learner {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_a_learner", "--ignored", "--nocapture"])
-            .env(ROLE, format!("{index} {addr}"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut command = role("role_of_a_learner", ROLE, format!("{index} {addr}"));
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Another::start(command);
+        let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 // The test harness writes into the same line.
@@ -119,20 +116,8 @@ impl Learner {
                 }
             }
         });
-        let stdin = child.stdin.take().unwrap();
-        Learner { child, stdin }
-    }
-
-    fn signal(&self, name: &str) {
-        let command = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
-    }
-}
-
-impl Drop for Learner {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let stdin = process.0.stdin.take().unwrap();
+        Learner { process, stdin }
     }
 }
 
@@ -160,8 +145,8 @@ fn of_eight_learners_one_is_killed_and_one_is_stopped() {
     }
 
     let begun = Instant::now();
-    learners[KILLED].signal("KILL");
-    learners[STOPPED].signal("STOP");
+    learners[KILLED].process.signal("KILL");
+    learners[STOPPED].process.signal("STOP");
     let mut said: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for _ in 0..6 * 6 {
         let (who, what) = heard.recv_timeout(LONG).unwrap();
@@ -201,14 +186,14 @@ fn of_eight_learners_one_is_killed_and_one_is_stopped() {
     let lock = watcher.open_locks("l").unwrap().flat(STOPPED).unwrap();
     let guard = lock.lock().unwrap();
     assert_eq!(guard.token(), 8);
-    learners[STOPPED].signal("CONT");
+    learners[STOPPED].process.signal("CONT");
     learners[STOPPED].stdin.write_all(b"go on\n").unwrap();
     assert_eq!(heard.recv_timeout(LONG).unwrap(), (STOPPED, "late".to_owned()));
     assert_eq!(heard.recv_timeout(LONG).unwrap(), (STOPPED, "back".to_owned()));
     guard.check().unwrap();
     guard.unlock().unwrap();
     for (i, learner) in learners.iter_mut().enumerate().filter(|(i, _)| *i != KILLED) {
-        assert!(learner.child.wait().unwrap().success(), "learner {i}");
+        assert!(learner.process.0.wait().unwrap().success(), "learner {i}");
     }
     assert_eq!(server.parked_waits(), 0);
     eventually("only we are left", || server.sessions() == 1);

@@ -7,10 +7,11 @@
 //! `required`.
 
 mod common;
-use common::rdma::{LONG, ServerProcess, device, eventually, over, over_at, rdma_server, run};
+use common::another::{Another, role};
+use common::rdma::{LONG, ServerProcess, device, eventually, over, over_at, rdma_server};
 use farcell::{Client, Error, TransportChoice};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -43,21 +44,17 @@ fn role_of_the_holder() {
 }
 
 struct Holder {
-    child: Child,
+    process: Another,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Holder {
     fn start(addr: &str) -> Holder {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_the_holder", "--ignored", "--nocapture"])
-            .env(ROLE, addr)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut holder = Holder { child, lines };
+        let mut command = role("role_of_the_holder", ROLE, addr);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Another::start(command);
+        let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
+        let mut holder = Holder { process, lines };
         assert_eq!(holder.hear(), "holding 1");
         holder
     }
@@ -70,17 +67,6 @@ impl Holder {
                 return what.to_owned();
             }
         }
-    }
-
-    fn signal(&self, name: &str) {
-        run(&format!("kill -{name} {}", self.child.id()));
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -223,7 +209,7 @@ fn a_holder_that_is_killed_is_missed_and_its_lock_comes_free() {
     let members = client.members().unwrap();
     assert_eq!((members[0].name.as_deref(), members[0].transport), (Some("holder"), "rdma"));
     assert!(lock.try_lock().unwrap().is_none());
-    holder.signal("KILL");
+    holder.process.signal("KILL");
     let guard = lock.lock_timeout(LONG).unwrap().unwrap();
     assert!(guard.was_abandoned());
     assert_eq!(guard.token(), 2);
@@ -237,11 +223,11 @@ fn a_holder_that_was_stopped_past_its_lease_changes_nothing() {
     let server = rdma_server().lease(Duration::from_secs(2)).start().unwrap();
     let mut holder = Holder::start(&server.address());
     let (_client, lock) = another(&server.address());
-    holder.signal("STOP");
+    holder.process.signal("STOP");
     let guard = lock.lock_timeout(LONG).unwrap().unwrap();
     assert!(guard.was_abandoned());
-    holder.signal("CONT");
-    holder.child.stdin.as_mut().unwrap().write_all(b"go on\n").unwrap();
+    holder.process.signal("CONT");
+    holder.process.0.stdin.as_mut().unwrap().write_all(b"go on\n").unwrap();
     assert_eq!(holder.hear(), "late");
     guard.check().unwrap();
     guard.unlock().unwrap();

@@ -137,10 +137,7 @@ fn a_client_that_was_stopped_past_its_lease_starts_a_new_session() {
         .args(["wait", "go", "0", "0", "--timeout", "20"])
         .spawn()
         .unwrap();
-    let signal = |name: &str| {
-        let line = format!("kill -{name} {}", child.id());
-        assert!(std::process::Command::new("sh").args(["-c", &line]).status().unwrap().success());
-    };
+    let signal = |name: &str| common::another::signal(child.id(), name);
     eventually("it waits", || watcher.info().unwrap().parked_waits == 1);
     signal("STOP");
     eventually("its lease is over", || watcher.info().unwrap().sessions == before);

@@ -4,11 +4,10 @@
 
 mod common;
 
+use common::another::{Speaker, role};
 use common::messages::{self, LARGEST, message, size};
 use common::{key, server};
 use farcell::{Client, Error, Key, Slot, TransportChoice};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,47 +26,9 @@ fn shm(addr: &str) -> Client {
     client(addr, TransportChoice::Shm)
 }
 
-/// This test executable once more.
-struct Other {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Other {
-    fn start(role: &str, addr: &str) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_another_process", "--ignored", "--nocapture"])
-            .env(ROLE, format!("{role} {addr}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        Other { child, lines }
-    }
-
-    fn says(&mut self, what: &str) {
-        let mut seen = Vec::new();
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "not {what:?} but {seen:?}");
-            if line.trim_end().ends_with(what) {
-                return;
-            }
-            seen.push(line);
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        common::rdma::run(&format!("kill -{name} {}", self.child.id()));
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// This test executable once more, as a client that does what its role says.
+fn other(as_what: &str, addr: &str) -> Speaker {
+    Speaker::start(&mut role("role_of_another_process", ROLE, format!("{as_what} {addr}")))
 }
 
 #[test]
@@ -107,7 +68,7 @@ fn no_reader_ever_sees_a_torn_message() {
     let server = server().read_only_key(read_only.clone()).start().unwrap();
     let addr = server.address();
     shm(&addr).slots("params", 1, LARGEST).unwrap();
-    let mut writer = Other::start("writer", &addr);
+    let mut writer = other("writer", &addr);
     writer.says("writing");
     let reads_only = Client::builder().addr(&addr).key(read_only).connect().unwrap();
     assert_eq!(reads_only.transport().name, "shm");
@@ -235,7 +196,7 @@ fn sums_of_borrowed_messages_are_of_one_message() {
     let server = server().start().unwrap();
     let addr = server.address();
     shm(&addr).slots("params", 1, LARGEST).unwrap();
-    let mut writer = Other::start("writer", &addr);
+    let mut writer = other("writer", &addr);
     writer.says("writing");
     let slot = shm(&addr).open_slots("params").unwrap().at(0).unwrap();
     let mut seen = std::collections::BTreeSet::new();
@@ -279,11 +240,11 @@ fn writers_that_are_killed_leave_a_whole_message_or_a_torn_row_and_hold_up_nobod
     let mut buffer = vec![0; LARGEST as usize];
     let mut torn = 0;
     for round in 0..12u64 {
-        let mut writer = Other::start("eager", &addr);
+        let mut writer = other("eager", &addr);
         writer.says("writing");
         thread::sleep(Duration::from_micros(7_000 + round * 731));
-        writer.signal("KILL");
-        writer.child.wait().unwrap();
+        writer.process.signal("KILL");
+        writer.process.0.wait().unwrap();
         let before = slot.version().unwrap();
         torn += u64::from(settled(&slot, &mut buffer).is_none());
         assert_eq!(slot.version().unwrap(), before, "nobody writes any more");
@@ -301,10 +262,10 @@ fn a_writer_that_was_stopped_past_its_lease_changes_nothing_any_more() {
     let slot = slot.at(0).unwrap();
     let mut buffer = vec![0; LARGEST as usize];
     for _ in 0..20 {
-        let mut writer = Other::start("eager", &addr);
+        let mut writer = other("eager", &addr);
         writer.says("writing");
         thread::sleep(Duration::from_millis(9));
-        writer.signal("STOP");
+        writer.process.signal("STOP");
         if settled(&slot, &mut buffer).is_some() {
             // It was stopped between two messages.
             continue;
@@ -312,7 +273,7 @@ fn a_writer_that_was_stopped_past_its_lease_changes_nothing_any_more() {
         let number = slot.write(&messages::of_size(77, LARGEST as usize)).unwrap();
         // Our message is whole before the other one goes on.
         assert_eq!(messages::read(&slot, &mut buffer).unwrap().0, 77);
-        writer.signal("CONT");
+        writer.process.signal("CONT");
         writer.says("lost");
         // What it was putting into the row when it was stopped went elsewhere.
         assert_eq!(messages::read(&slot, &mut buffer).unwrap().0, 77);

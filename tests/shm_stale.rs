@@ -3,9 +3,9 @@
 //! meanwhile; and the cells can be had again once it has gone on, or is dead.
 
 mod common;
+use common::another::{Another, role};
 use common::{client, eventually, key, server};
-use farcell::{Client, Error, Server, TransportChoice};
-use std::process::{Child, Command, Stdio};
+use farcell::{Client, Error, TransportChoice};
 use std::time::Duration;
 
 const ADDR: &str = "FARCELL_TEST_STALE_ADDR";
@@ -32,39 +32,12 @@ fn a_child() {
     done.set().unwrap();
 }
 
-struct Stopped(Child);
-
-impl Stopped {
-    fn start(server: &Server) -> Stopped {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["a_child", "--exact", "--nocapture"])
-            .env(ADDR, server.address())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Stopped(child)
-    }
-
-    fn signal(&self, name: &str) {
-        let line = format!("kill -{name} {}", self.0.id());
-        assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn round(goes_on: bool) {
     let server = server().lease(LEASE).capacity(CAPACITY).start().unwrap();
     let watcher = client(&server).transport(TransportChoice::Tcp).connect().unwrap();
     let done = watcher.events("done", 1, 1).unwrap().at(0, 0).unwrap();
     let last = watcher.counters("a", 1, CELLS).unwrap().at(0, CELLS - 1).unwrap();
-    let mut child = Stopped::start(&server);
+    let mut child = Another::start(&mut role("a_child", ADDR, server.address()));
     eventually("it adds", || last.load().unwrap() > 1000);
     let members = format!("{:?}", watcher.members().unwrap());
     assert!(members.to_lowercase().contains("shm"), "{members}");
@@ -79,8 +52,7 @@ fn round(goes_on: bool) {
         child.signal("CONT");
         assert!(done.wait_timeout(Duration::from_secs(20)).unwrap(), "it has learnt it");
     } else {
-        child.0.kill().unwrap();
-        child.0.wait().unwrap();
+        child.kill();
     }
     eventually("the cells can be had", || watcher.counters("b", 1, CELLS).is_ok());
     std::thread::sleep(LEASE / 2);

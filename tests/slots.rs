@@ -3,12 +3,11 @@
 
 mod common;
 
+use common::another::{Speaker, role};
 use common::messages::{self, LARGEST, message, size};
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
 use farcell::{Client, Error, Slot, TransportChoice};
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,47 +22,8 @@ fn tcp(addr: &str) -> Client {
 // ---- a writer in a process of its own ------------------------------------------
 
 /// This test executable once more, as a client that does what its role says.
-struct Other {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Other {
-    fn start(role: &str, addr: &str) -> Other {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_another_process", "--ignored", "--nocapture"])
-            .env(ROLE, format!("{role} {addr}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        Other { child, lines }
-    }
-
-    /// Waits until it says this.
-    fn says(&mut self, what: &str) {
-        let mut seen = Vec::new();
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "not {what:?} but {seen:?}");
-            if line.trim_end().ends_with(what) {
-                return;
-            }
-            seen.push(line);
-        }
-    }
-
-    fn signal(&self, name: &str) {
-        common::rdma::run(&format!("kill -{name} {}", self.child.id()));
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn other(as_what: &str, addr: &str) -> Speaker {
+    Speaker::start(&mut role("role_of_another_process", ROLE, format!("{as_what} {addr}")))
 }
 
 #[test]
@@ -137,7 +97,7 @@ fn no_reader_ever_sees_a_torn_message() {
     let server = server().start().unwrap();
     let addr = server.address();
     let slots = tcp(&addr).slots("params", 2, LARGEST).unwrap();
-    let mut writer = Other::start("writer", &addr);
+    let mut writer = other("writer", &addr);
     writer.says("writing");
     thread::scope(|scope| {
         let readers: Vec<_> = (0..3)
@@ -289,7 +249,7 @@ fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_messag
     let client = tcp(&addr);
     let slot = client.slots("params", 1, 2_000_000).unwrap().at(0).unwrap();
     slot.write(&message(1)).unwrap();
-    let mut other = Other::start("half", &addr);
+    let mut other = other("half", &addr);
     other.says("half");
     let waiter = {
         let slot = slot.clone();
@@ -299,7 +259,7 @@ fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_messag
             (messages::check(&buffer[..received.len]), received.version)
         })
     };
-    other.signal("KILL");
+    other.process.signal("KILL");
     let mut buffer = vec![0; 2_000_000];
     eventually("the row is torn", || match slot.read(&mut buffer) {
         Err(Error::Torn { version: 1, .. }) => true,
@@ -364,14 +324,14 @@ fn a_writer_whose_lease_is_over_can_change_nothing_any_more() {
     let client = tcp(&addr);
     let slot = client.slots("params", 1, 2_000_000).unwrap().at(0).unwrap();
     let go = client.events("go", 1, 1).unwrap().at(0, 0).unwrap();
-    let mut other = Other::start("late", &addr);
+    let mut other = other("late", &addr);
     other.says("half");
-    other.signal("STOP");
+    other.process.signal("STOP");
     let mut buffer = vec![0; 2_000_000];
     eventually("the row is torn", || matches!(slot.read(&mut buffer), Err(Error::Torn { .. })));
     slot.write(&message(3)).unwrap();
     go.set().unwrap();
-    other.signal("CONT");
+    other.process.signal("CONT");
     other.says("lost");
     assert_eq!(messages::read(&slot, &mut buffer).unwrap().0, 3);
     assert_eq!(slot.version().unwrap(), 1);

@@ -8,13 +8,14 @@
 
 mod common;
 
+use common::another::{Another, role};
 use common::process::Process;
-use common::{eventually, key};
+use common::{eventually, key, random};
 use farcell::{Client, Comparison, Error, Result};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -172,28 +173,17 @@ fn role_of_a_client() {
 }
 
 struct Worker {
-    child: Child,
+    process: Another,
     journal: PathBuf,
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Worker {
     fn start(me: usize, server: &Process) -> Worker {
         let journal = server.dir.path().join(format!("journal-{me}"));
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_a_client", "--ignored", "--nocapture"])
-            .env(ROLE, format!("{me} {} {}", server.addr, journal.display()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let worker = Worker { child, journal };
+        let what = format!("{me} {} {}", server.addr, journal.display());
+        let mut command = role("role_of_a_client", ROLE, what);
+        let process = Another::start(command.stdin(Stdio::piped()));
+        let worker = Worker { process, journal };
         let ready = worker.journal.with_extension("ready");
         eventually("a client is at work", || ready.exists());
         worker
@@ -201,16 +191,9 @@ impl Worker {
 
     /// Its journal.
     fn stop(mut self) -> String {
-        drop(self.child.stdin.take());
-        assert!(self.child.wait().unwrap().success(), "a client has failed; see above");
+        self.process.end();
         std::fs::read_to_string(&self.journal).unwrap()
     }
-}
-
-/// From 0 on, below `most`, the same each time.
-fn random(seed: &mut u64, most: u64) -> u64 {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*seed >> 33) % most
 }
 
 #[test]

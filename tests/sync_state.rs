@@ -4,10 +4,10 @@
 #![cfg(feature = "cli")]
 
 mod common;
+use common::another::{Another, role};
 use common::process::Process;
 use common::{eventually, key};
 use farcell::{Client, Error, Parted, TransportChoice, WaitOptions};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What a client process is to do: the server's address.
@@ -90,33 +90,11 @@ fn role_of_a_client() {
     });
 }
 
-struct Worker(Child);
-
-impl Worker {
-    /// Starts the process, and waits until it has all that it takes.
-    fn start(server: &Process, watcher: &Client) -> Worker {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role_of_a_client", "--ignored", "--nocapture"])
-            .env(ROLE, &server.addr)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let worker = Worker(child);
-        watcher.events("e", 1, 2).unwrap().at(0, 0).unwrap().wait().unwrap();
-        worker
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts the process, and waits until it has all that it takes.
+fn worker(server: &Process, watcher: &Client) -> Another {
+    let worker = Another::start(&mut role("role_of_a_client", ROLE, &server.addr));
+    watcher.events("e", 1, 2).unwrap().at(0, 0).unwrap().wait().unwrap();
+    worker
 }
 
 #[test]
@@ -124,7 +102,7 @@ fn who_does_not_come_back_is_lost_after_a_lease() {
     let (_dir, state) = state();
     let mut server = Process::start(&["--state", &state, "--lease", "2"]);
     let a = client(&server);
-    let mut worker = Worker::start(&server, &a);
+    let mut worker = worker(&server, &a);
     let lock = a.locks("l", 1, 2).unwrap().at(0, 1).unwrap();
     let never = a.events("n", 1, 1).unwrap().at(0, 0).unwrap();
     let barrier = a.barriers("b", 1, 1, 2).unwrap().at(0, 0).unwrap();

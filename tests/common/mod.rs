@@ -1,6 +1,7 @@
 //! What the integration tests share.
 #![allow(dead_code)] // Each test uses a part of it.
 
+pub mod another;
 pub mod messages;
 #[cfg(feature = "cli")]
 pub mod process;
@@ -8,7 +9,7 @@ pub mod proxy;
 pub mod rdma;
 
 use farcell::{Client, ClientBuilder, Key, RdmaChoice, Server, ServerBuilder};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The key of the test servers.
 pub fn key() -> Key {
@@ -27,12 +28,21 @@ pub fn client(server: &Server) -> ClientBuilder {
 }
 
 /// Waits until something is so; fails after ten seconds.
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    for _ in 0..2000 {
-        if so() {
-            return;
-        }
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    eventually_within(Duration::from_secs(10), what, so);
+}
+
+/// As [`eventually`], with another time.
+pub fn eventually_within(limit: Duration, what: &str, mut so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < limit, "not within {limit:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    panic!("not within 10 s: {what}");
+}
+
+/// From 0 on, below `most`, the same each time.
+pub fn random(seed: &mut u64, most: u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % most
 }

@@ -50,9 +50,7 @@ impl Process {
 
     /// Sends a signal by its name, such as `TERM` or `STOP`.
     pub fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
-        assert!(sent.unwrap().success());
+        super::another::signal(self.child.id(), name);
         if name == "STOP" {
             // It goes on for a moment until the signal has reached each thread.
             super::eventually("the server has stopped", || self.threads_are_stopped());

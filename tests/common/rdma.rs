@@ -4,7 +4,7 @@ use farcell::{Client, RdmaChoice, Server, ServerBuilder, TransportChoice};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The variable that makes a test executable a server.
 const ROLE: &str = "FARCELL_TEST_SERVER";
@@ -71,12 +71,8 @@ pub fn run(command: &str) {
 
 /// Waits until something is so, as long as an emulated machine may take that
 /// shares its cores with others.
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !so() {
-        assert!(begun.elapsed() < LONG, "not within {LONG:?}: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    super::eventually_within(LONG, what, so);
 }
 
 /// How many fetch_adds a client does where many are wanted.
@@ -130,7 +126,7 @@ impl ServerProcess {
 
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
-        run(&format!("kill -{name} {}", self.child.id()));
+        super::another::signal(self.child.id(), name);
     }
 
     fn tasks(&self, file: &str) -> Vec<String> {

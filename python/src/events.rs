@@ -285,6 +285,17 @@ impl Events {
         Ok(aio.call_method1("wait_cells", (slf, 1, timeout, false))?.unbind())
     }
 
+    /// As `wait_some`, to be awaited.
+    #[pyo3(signature = (need, timeout=None))]
+    fn wait_some_async(
+        slf: &Bound<'_, Self>,
+        need: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_cells", (slf, need, timeout, false))?.unbind())
+    }
+
     /// As `wait_all`, to be awaited.
     #[pyo3(signature = (timeout=None))]
     fn wait_all_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
@@ -443,6 +454,24 @@ impl Event {
     fn wait_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_event", (slf, timeout))?.unbind())
+    }
+
+    /// As `wait_after`, to be awaited.
+    #[pyo3(signature = (seen, timeout=None))]
+    fn wait_after_async(
+        slf: &Bound<'_, Self>,
+        seen: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_after", (slf, seen, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with the count.
+    fn _start_wait_after(&self, py: Python<'_>, seen: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let event = self.native(py)?;
+        let told = move |ended: farcell::Result<u64>| waiting::tell(&then, ended);
+        py.detach(|| event.wait_after_then(seen, told)).map(Pending).or_raise(py)
     }
 
     /// Waits without a thread; `then` is called with what became of it.

@@ -5,7 +5,7 @@ use crate::buffer::Lent;
 use crate::errors::OrRaise;
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session};
-use crate::waiting::{self, timeout};
+use crate::waiting::{self, Pending, timeout};
 use farcell::{Client, SlotArray};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -194,6 +194,24 @@ impl Slot {
         let time = self::timeout(timeout)?;
         let slot = self.native(py)?;
         waiting::wait(py, |cancel| slot.wait_newer(than, time, cancel))
+    }
+
+    /// As `wait_newer`, to be awaited.
+    #[pyo3(signature = (than, timeout=None))]
+    fn wait_newer_async(
+        slf: &Bound<'_, Self>,
+        than: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_newer", (slf, than, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with what became of it.
+    fn _start_wait(&self, py: Python<'_>, than: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let slot = self.native(py)?;
+        let told = move |ended: farcell::Result<()>| waiting::tell(&then, ended.map(|()| true));
+        py.detach(|| slot.wait_newer_then(than, told)).map(Pending).or_raise(py)
     }
 
     fn __repr__(&self) -> String {

@@ -4,9 +4,10 @@
     python python/benches/manager.py --quick      a tenth of it
 
 Prints a table in Markdown: the median of each, in the same run and on the same
-machine. One GALA round of a learner: for each of its peers take the read event,
+machine. One GALA round of a learner: for each of its peers look at the read event,
 take the lock, add to the round's counter, give the lock back, clear the read
-event, and set the write event.
+event, and set the write event. With messages it also writes its parameters once,
+and reads those of each peer: in a Manager bytes in a list, in farcell slots.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import farcell
 
 KEY = b"a key for the benches"
+MESSAGE = 256 * 1024
 
 
 def median(work: Callable[[], Any], times: int, inner: int = 1) -> float:
@@ -42,8 +44,42 @@ def shown(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def gala_round(read: Any, write: Any, locks: Any, sync: Any, rank: int, peers: int) -> None:
+class OfManager:
+    """Messages as a Manager has them."""
+
+    def __init__(self, manager: Any, n: int) -> None:
+        self._list = manager.list([bytes(MESSAGE)] * n)
+
+    def write(self, rank: int, message: bytes) -> None:
+        self._list[rank] = message
+
+    def read(self, rank: int, into: bytearray) -> None:
+        into[:] = self._list[rank]
+
+
+class OfSlots:
+    """Messages as farcell has them."""
+
+    def __init__(self, client: farcell.Client, name: str, n: int) -> None:
+        self._slots = client.slots(name, n, MESSAGE)
+        for slot in self._slots:
+            slot.write(bytes(MESSAGE))
+
+    def write(self, rank: int, message: bytes) -> None:
+        self._slots[rank].write(message)
+
+    def read(self, rank: int, into: bytearray) -> None:
+        self._slots[rank].read_into(into)
+
+
+def gala_round(
+    read: Any, write: Any, locks: Any, sync: Any, messages: Any, rank: int, peers: int
+) -> None:
+    if messages is not None:
+        messages.write(rank, OWN)
     for peer in range(1, peers + 1):
+        if messages is not None:
+            messages.read(peer, THEIRS)
         assert read[rank][peer].is_set()
         with locks[peer]:
             sync[rank] = sync[rank] + 1
@@ -54,7 +90,11 @@ def gala_round(read: Any, write: Any, locks: Any, sync: Any, rank: int, peers: i
         write[rank][peer].clear()
 
 
-def measure(make: Any, events: Any, n: int, scale: float) -> dict[str, float]:
+OWN = bytes(range(256)) * (MESSAGE // 256)
+THEIRS = bytearray(MESSAGE)
+
+
+def measure(make: Any, events: Any, messages: Any, n: int, scale: float) -> dict[str, float]:
     """`make` is a manager of either kind; `events` makes a table of events."""
     figures = {}
     begun = time.perf_counter()
@@ -73,9 +113,16 @@ def measure(make: Any, events: Any, n: int, scale: float) -> dict[str, float]:
     locks = make.list([make.Lock() for _ in range(4)])
     sync = make.list([0] * 4)
     for peers in (1, 3):
+        what = f"a GALA round, {peers} peer{'s' * (peers > 1)}"
         inner = 1 if few else 100
-        figures[f"a GALA round, {peers} peer{'s' * (peers > 1)}"] = median(
-            lambda peers=peers: gala_round(read, write, locks, sync, 0, peers), times, inner
+        figures[what] = median(
+            lambda peers=peers: gala_round(read, write, locks, sync, None, 0, peers), times, inner
+        )
+        inner = 1 if few else 20
+        figures[f"{what}, with messages of {MESSAGE // 1024} KiB"] = median(
+            lambda peers=peers: gala_round(read, write, locks, sync, messages, 0, peers),
+            times,
+            inner,
         )
     return figures
 
@@ -100,7 +147,9 @@ def main() -> None:
         def nested(n: int, _name: str) -> Any:
             return theirs.list([theirs.list([theirs.Event() for _ in range(n)]) for _ in range(n)])
 
-        columns["Manager"] = measure(theirs, nested, size, scale)
+        columns["Manager"] = measure(
+            theirs, nested, OfManager(theirs, 4), size, scale
+        )
 
     # A process of its own, as the Manager has.
     read, write = os.pipe()
@@ -120,7 +169,9 @@ def main() -> None:
             def table(n: int, name: str, client: Any = client, transport: str = transport) -> Any:
                 return client.events(f"{name}.{transport}", n, n)
 
-            columns[f"farcell, {transport}"] = measure(ours, table, size, scale)
+            columns[f"farcell, {transport}"] = measure(
+                ours, table, OfSlots(client, f"messages.{transport}", 4), size, scale
+            )
             client.close()
     finally:
         os.kill(child, 9)

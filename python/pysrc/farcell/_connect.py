@@ -99,7 +99,7 @@ def serve(
     lease: float | None = None,
     spin: float | None = None,
     max_clients: int | None = None,
-    rdma: str = "off",
+    rdma: str = "auto",
     cpu_domain: bool = False,
     job: str = "",
 ) -> Server:
@@ -107,7 +107,8 @@ def serve(
 
     Without an address it listens on port 7117 of every address of the machine;
     port 0 takes a free one, and `address` says which. The key is found as by
-    `connect`; the user's own is made if there is none.
+    `connect`; the user's own is made if there is none. RDMA is offered where a
+    device works; `rdma` can also be "off", or name the device.
     """
     key, key_file = _key(authkey, authkey_file, create=True)
     if key is None:

@@ -8,6 +8,7 @@
 //! belongs to the id.
 
 use crate::errors::{OrRaise, exception, raise};
+use crate::waiting;
 use farcell::{Client, Key, TransportChoice};
 use farcell_sys::fork::{self, Generation};
 use pyo3::prelude::*;
@@ -141,7 +142,7 @@ impl Origin {
                 settings
             }
         };
-        let client = py.detach(|| settings.connect()).or_raise(py)?;
+        let client = waiting::apart(py, move || settings.connect())?;
         let client = {
             let mut state = lock(&self.state);
             match &state.client {

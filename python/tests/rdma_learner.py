@@ -17,8 +17,8 @@ import farcell
 
 KEY = b"a key for the two machines"
 FIRST, PORT = "10.0.0.1", 7117
-LENGTH = 50_000
-ROUNDS = 12
+LENGTH = 10_000
+ROUNDS = 10
 LEARNERS = 2
 
 

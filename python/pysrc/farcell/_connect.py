@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -10,6 +11,8 @@ from . import _native, _sessions
 from ._client import Client, Server
 
 Address = str | tuple[str, int]
+
+_log = logging.getLogger("farcell")
 
 
 def _address(address: Address) -> str:
@@ -78,6 +81,7 @@ def connect(
         "spin": spin,
     }
     if address is not None:
+        _log.info("the program names the server %s", _address(address))
         return _open({**how, "address": _address(address)})
     return launch.find(how, _open)
 

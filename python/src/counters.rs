@@ -10,7 +10,7 @@ use farcell::{Comparison, CounterArray};
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PySlice, PyTuple};
+use pyo3::types::{PyByteArray, PyIterator, PyList, PySlice, PyTuple};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -188,6 +188,17 @@ impl Counters {
                 Ok(Py::new(py, Counters { array, view })?.into_any())
             }
         }
+    }
+
+    /// Its values, read with one request, or its rows.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        if self.view.shape().len() == 1 {
+            return PyList::new(py, self.values(py)?)?.try_iter();
+        }
+        let items = (0..self.view.len())
+            .map(|at| self.__getitem__(py, at.into_pyobject(py)?.as_any()))
+            .collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, items)?.try_iter()
     }
 
     /// Stores a value, or as many as the view has counters, row by row.

@@ -10,7 +10,7 @@ use farcell::EventArray;
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyByteArray;
+use pyo3::types::{PyByteArray, PyIterator, PyList};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -181,6 +181,14 @@ impl Events {
     fn __getitem__(&self, py: Python<'_>, item: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         let found = self.view.index(item)?;
         self.wrap(py, found)
+    }
+
+    /// Its events, or its rows.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let items = (0..self.view.len())
+            .map(|at| self.__getitem__(py, at.into_pyobject(py)?.as_any()))
+            .collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, items)?.try_iter()
     }
 
     /// The event at a row and a column of the array.

@@ -9,7 +9,7 @@ use crate::waiting::{self, Pending, timeout};
 use farcell::{Client, SlotArray};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyIterator, PyList};
 use std::sync::Arc;
 
 impl Opens for SlotArray {
@@ -87,6 +87,11 @@ impl Slots {
 
     fn __len__(&self) -> usize {
         self.array.rows
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let slots = (0..self.array.rows as isize).map(|row| self.__getitem__(row));
+        PyList::new(py, slots.collect::<PyResult<Vec<_>>>()?)?.try_iter()
     }
 
     fn __getitem__(&self, row: isize) -> PyResult<Slot> {

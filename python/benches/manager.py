@@ -1,27 +1,31 @@
 """Figures of farcell in Python, next to those of `multiprocessing.Manager`.
 
-    python python/benches/manager.py              everything, about a minute
+    python python/benches/manager.py              everything, two minutes
     python python/benches/manager.py --quick      a tenth of it
 
-Prints a table in Markdown: the median of each, in the same run and on the same
-machine. One GALA round of a learner: for each of its peers take the read event,
+Prints a table in Markdown: the median of three turns of each, in the same run and on the same
+machine. One GALA round of a learner: for each of its peers look at the read event,
 take the lock, add to the round's counter, give the lock back, clear the read
-event, and set the write event.
+event, and set the write event. With messages it also writes its parameters once,
+and reads those of each peer: in a Manager bytes in a list, in farcell slots.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.managers import SyncManager
 from typing import Any
 
 import farcell
 
 KEY = b"a key for the benches"
+MESSAGE = 256 * 1024
 
 
 def median(work: Callable[[], Any], times: int, inner: int = 1) -> float:
@@ -42,8 +46,42 @@ def shown(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns"
 
 
-def gala_round(read: Any, write: Any, locks: Any, sync: Any, rank: int, peers: int) -> None:
+class OfManager:
+    """Messages as a Manager has them."""
+
+    def __init__(self, manager: Any, n: int) -> None:
+        self._list = manager.list([bytes(MESSAGE)] * n)
+
+    def write(self, rank: int, message: bytes) -> None:
+        self._list[rank] = message
+
+    def read(self, rank: int, into: bytearray) -> None:
+        into[:] = self._list[rank]
+
+
+class OfSlots:
+    """Messages as farcell has them."""
+
+    def __init__(self, client: farcell.Client, name: str, n: int) -> None:
+        self._slots = client.slots(name, n, MESSAGE)
+        for slot in self._slots:
+            slot.write(bytes(MESSAGE))
+
+    def write(self, rank: int, message: bytes) -> None:
+        self._slots[rank].write(message)
+
+    def read(self, rank: int, into: bytearray) -> None:
+        self._slots[rank].read_into(into)
+
+
+def gala_round(
+    read: Any, write: Any, locks: Any, sync: Any, messages: Any, rank: int, peers: int
+) -> None:
+    if messages is not None:
+        messages.write(rank, OWN)
     for peer in range(1, peers + 1):
+        if messages is not None:
+            messages.read(peer, THEIRS)
         assert read[rank][peer].is_set()
         with locks[peer]:
             sync[rank] = sync[rank] + 1
@@ -54,12 +92,19 @@ def gala_round(read: Any, write: Any, locks: Any, sync: Any, rank: int, peers: i
         write[rank][peer].clear()
 
 
-def measure(make: Any, events: Any, n: int, scale: float) -> dict[str, float]:
-    """`make` is a manager of either kind; `events` makes a table of events."""
-    figures = {}
+OWN = bytes(range(256)) * (MESSAGE // 256)
+THEIRS = bytearray(MESSAGE)
+
+
+def built(events: Any, n: int) -> float:
     begun = time.perf_counter()
     events(n, "large")
-    figures[f"{n} x {n} events built"] = time.perf_counter() - begun
+    return time.perf_counter() - begun
+
+
+def measure(make: Any, events: Any, messages: Any, scale: float) -> dict[str, float]:
+    """`make` is a manager of either kind; `events` makes a table of events."""
+    figures = {}
     read, write = events(4, "read"), events(4, "write")
     for peer in range(1, 4):
         read[0][peer].set()
@@ -73,11 +118,36 @@ def measure(make: Any, events: Any, n: int, scale: float) -> dict[str, float]:
     locks = make.list([make.Lock() for _ in range(4)])
     sync = make.list([0] * 4)
     for peers in (1, 3):
-        inner = 1 if few else 100
-        figures[f"a GALA round, {peers} peer{'s' * (peers > 1)}"] = median(
-            lambda peers=peers: gala_round(read, write, locks, sync, 0, peers), times, inner
-        )
+        what = f"a GALA round, {peers} peer{'s' * (peers > 1)}"
+
+        def alone(peers: int = peers) -> None:
+            gala_round(read, write, locks, sync, None, 0, peers)
+
+        def with_messages(peers: int = peers) -> None:
+            gala_round(read, write, locks, sync, messages, 0, peers)
+
+        figures[what] = median(alone, times, 1 if few else 100)
+        what = f"{what}, with messages of {MESSAGE // 1024} KiB"
+        figures[what] = median(with_messages, times, 1 if few else 20)
     return figures
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """The address of a server in a process of its own, as the Manager has one."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        serving = farcell.serve("127.0.0.1:0", authkey=KEY, rdma="off")
+        os.write(write, serving.address.encode())
+        while os.getppid() != 1:
+            time.sleep(0.5)
+        os._exit(0)
+    try:
+        yield os.read(read, 100).decode()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
 
 
 def main() -> None:
@@ -88,43 +158,42 @@ def main() -> None:
     scale = 0.2 if chosen.quick else 1.0
     size = 8 if chosen.quick else chosen.size
 
-    columns: dict[str, dict[str, float]] = {}
-    # Its usual Unix socket: over TCP each new proxy would wait for delayed
-    # acknowledgements as well.
-    with SyncManager(authkey=KEY) as theirs:
+    with contextlib.ExitStack() as stack:
+        # Its usual Unix socket: over TCP each new proxy would wait for delayed
+        # acknowledgements as well.
+        theirs = stack.enter_context(SyncManager(authkey=KEY))
         # Nested proxies take the key of the process.
-        import multiprocessing
-
         multiprocessing.current_process().authkey = KEY
 
         def nested(n: int, _name: str) -> Any:
             return theirs.list([theirs.list([theirs.Event() for _ in range(n)]) for _ in range(n)])
 
-        columns["Manager"] = measure(theirs, nested, size, scale)
-
-    # A process of its own, as the Manager has.
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        server = farcell.serve("127.0.0.1:0", authkey=KEY)
-        os.write(write, server.address.encode())
-        while os.getppid() != 1:
-            time.sleep(0.5)
-        os._exit(0)
-    address = os.read(read, 100).decode()
-    try:
+        systems: dict[str, tuple[Any, Any, Any]] = {
+            "Manager": (theirs, nested, OfManager(theirs, 4))
+        }
+        address = stack.enter_context(server())
         for transport in ("tcp", "shm"):
-            client = farcell.connect(address, authkey=KEY, transport=transport)
+            client = stack.enter_context(
+                farcell.connect(address, authkey=KEY, transport=transport)
+            )
             ours = farcell.Manager(client=client, name=f"of.{transport}")
 
             def table(n: int, name: str, client: Any = client, transport: str = transport) -> Any:
                 return client.events(f"{name}.{transport}", n, n)
 
-            columns[f"farcell, {transport}"] = measure(ours, table, size, scale)
-            client.close()
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
+            messages = OfSlots(client, f"messages.{transport}", 4)
+            systems[f"farcell, {transport}"] = (ours, table, messages)
+        columns = {
+            name: {f"{size} x {size} events built": built(events, size)}
+            for name, (_, events, _) in systems.items()
+        }
+        # In turn, so that what else goes on meets all of them.
+        took = [
+            {name: measure(*system, scale) for name, system in systems.items()} for _ in range(3)
+        ]
+        for name in systems:
+            for what in took[0][name]:
+                columns[name][what] = statistics.median(turn[name][what] for turn in took)
 
     names = list(columns)
     print("| | " + " | ".join(names) + " | " + " | ".join(f"{n[9:]}: times" for n in names[1:]) + " |")

@@ -5,12 +5,12 @@ use crate::errors::OrRaise;
 use crate::pickled::{self, CellArgs, Numbers, Reduced, ViewArgs};
 use crate::session::{Origin, Session};
 use crate::view::{Axis, Found, View};
-use crate::waiting::{self, timeout};
+use crate::waiting::{self, Pending, timeout};
 use farcell::{Comparison, CounterArray};
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PySlice, PyTuple};
+use pyo3::types::{PyByteArray, PyIterator, PyList, PySlice, PyTuple};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -54,6 +54,14 @@ fn comparison(text: &str) -> PyResult<Comparison> {
             return Err(PyValueError::new_err(text));
         }
     })
+}
+
+/// That an array does not change its shape, and what does.
+fn fixed() -> PyErr {
+    PyTypeError::new_err(
+        "an array of counters has a fixed size: make it as large as it gets, or begin with an \
+         empty list of a Manager, mng.list(), and append to that",
+    )
 }
 
 impl Counters {
@@ -182,6 +190,17 @@ impl Counters {
         }
     }
 
+    /// Its values, read with one request, or its rows.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        if self.view.shape().len() == 1 {
+            return PyList::new(py, self.values(py)?)?.try_iter();
+        }
+        let items = (0..self.view.len())
+            .map(|at| self.__getitem__(py, at.into_pyobject(py)?.as_any()))
+            .collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, items)?.try_iter()
+    }
+
     /// Stores a value, or as many as the view has counters, row by row.
     fn __setitem__(
         &self,
@@ -205,6 +224,30 @@ impl Counters {
                 many.store_all(py, &values)
             }
         }
+    }
+
+    /// Refuses: an array has as many counters as it was made with.
+    #[pyo3(signature = (*_args))]
+    fn append(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Err(fixed())
+    }
+
+    /// As `append`.
+    #[pyo3(signature = (*_args))]
+    fn extend(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Err(fixed())
+    }
+
+    /// As `append`.
+    #[pyo3(signature = (*_args))]
+    fn insert(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Err(fixed())
+    }
+
+    /// As `append`.
+    #[pyo3(signature = (*_args))]
+    fn pop(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Err(fixed())
     }
 
     /// A handle to one counter.
@@ -274,6 +317,41 @@ impl Counters {
             true => woken.cells().iter().map(|cell| (cell.row, cell.col)).collect(),
             false => Vec::new(),
         })
+    }
+
+    /// As `wait_some`, to be awaited.
+    #[pyo3(signature = (need, comparison, value, timeout=None))]
+    fn wait_some_async(
+        slf: &Bound<'_, Self>,
+        need: usize,
+        comparison: &str,
+        value: i64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_counters", (slf, need, comparison, value, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with what became of it.
+    fn _start_wait(
+        &self,
+        py: Python<'_>,
+        need: usize,
+        comparison: &str,
+        value: i64,
+        then: Py<PyAny>,
+    ) -> PyResult<Pending> {
+        let comparison = self::comparison(comparison)?;
+        let array = self.array.get(py)?;
+        let told = move |ended: farcell::Result<farcell::Woken>| {
+            let cells = |woken: farcell::Woken| {
+                woken.cells().iter().map(|cell| (cell.row, cell.col)).collect::<Vec<_>>()
+            };
+            waiting::tell(&then, ended.map(cells));
+        };
+        let started =
+            py.detach(|| select(&array, &self.view)?.wait_some_then(need, comparison, value, told));
+        started.map(Pending).or_raise(py)
     }
 
     fn __richcmp__(&self, other: &Bound<'_, PyAny>, op: CompareOp) -> PyResult<Py<PyAny>> {
@@ -416,6 +494,32 @@ impl Counter {
         let comparison = self::comparison(comparison)?;
         let counter = self.native(py)?;
         waiting::wait(py, |cancel| counter.wait_until(comparison, value, time, cancel))
+    }
+
+    /// As `wait_until`, to be awaited.
+    #[pyo3(signature = (comparison, value, timeout=None))]
+    fn wait_until_async(
+        slf: &Bound<'_, Self>,
+        comparison: &str,
+        value: i64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_counter", (slf, comparison, value, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with the value.
+    fn _start_wait(
+        &self,
+        py: Python<'_>,
+        comparison: &str,
+        value: i64,
+        then: Py<PyAny>,
+    ) -> PyResult<Pending> {
+        let comparison = self::comparison(comparison)?;
+        let counter = self.native(py)?;
+        let told = move |ended: farcell::Result<i64>| waiting::tell(&then, ended);
+        py.detach(|| counter.wait_until_then(comparison, value, told)).map(Pending).or_raise(py)
     }
 
     fn __richcmp__(&self, other: &Bound<'_, PyAny>, op: CompareOp) -> PyResult<Py<PyAny>> {

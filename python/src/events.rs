@@ -10,7 +10,7 @@ use farcell::EventArray;
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyByteArray;
+use pyo3::types::{PyByteArray, PyIterator, PyList};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -183,6 +183,14 @@ impl Events {
         self.wrap(py, found)
     }
 
+    /// Its events, or its rows.
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let items = (0..self.view.len())
+            .map(|at| self.__getitem__(py, at.into_pyobject(py)?.as_any()))
+            .collect::<PyResult<Vec<_>>>()?;
+        PyList::new(py, items)?.try_iter()
+    }
+
     /// The event at a row and a column of the array.
     fn get_event(&self, row: isize, col: isize) -> PyResult<Event> {
         self.place(row, col)
@@ -283,6 +291,17 @@ impl Events {
     fn wait_any_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_cells", (slf, 1, timeout, false))?.unbind())
+    }
+
+    /// As `wait_some`, to be awaited.
+    #[pyo3(signature = (need, timeout=None))]
+    fn wait_some_async(
+        slf: &Bound<'_, Self>,
+        need: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_cells", (slf, need, timeout, false))?.unbind())
     }
 
     /// As `wait_all`, to be awaited.
@@ -443,6 +462,24 @@ impl Event {
     fn wait_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_event", (slf, timeout))?.unbind())
+    }
+
+    /// As `wait_after`, to be awaited.
+    #[pyo3(signature = (seen, timeout=None))]
+    fn wait_after_async(
+        slf: &Bound<'_, Self>,
+        seen: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_after", (slf, seen, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with the count.
+    fn _start_wait_after(&self, py: Python<'_>, seen: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let event = self.native(py)?;
+        let told = move |ended: farcell::Result<u64>| waiting::tell(&then, ended);
+        py.detach(|| event.wait_after_then(seen, told)).map(Pending).or_raise(py)
     }
 
     /// Waits without a thread; `then` is called with what became of it.

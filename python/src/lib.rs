@@ -4,6 +4,7 @@
 //! done once a program is Python, in `pysrc/farcell`.
 
 mod array;
+mod barrier;
 mod buffer;
 mod counters;
 mod errors;
@@ -14,6 +15,7 @@ mod server;
 mod session;
 mod slots;
 mod sync;
+mod taken;
 mod view;
 mod waiting;
 
@@ -33,6 +35,8 @@ fn compared(py: Python<'_>, same: bool, op: CompareOp) -> PyResult<Py<PyAny>> {
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::barrier::Barrier;
+    #[pymodule_export]
     use crate::counters::{Counter, Counters};
     #[pymodule_export]
     use crate::events::{Event, Events};
@@ -45,7 +49,9 @@ mod _native {
     #[pymodule_export]
     use crate::slots::{Slot, Slots};
     #[pymodule_export]
-    use crate::sync::{Barrier, Lock, Semaphore};
+    use crate::sync::{Lock, Semaphore};
+    #[pymodule_export]
+    use crate::taken::Taken;
     #[pymodule_export]
     use crate::waiting::Pending;
     use pyo3::prelude::*;

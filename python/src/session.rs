@@ -7,7 +7,8 @@
 //! nothing else of it; where it arrives, `farcell._sessions` finds what
 //! belongs to the id.
 
-use crate::errors::{OrRaise, raise};
+use crate::errors::{OrRaise, exception, raise};
+use crate::waiting;
 use farcell::{Client, Key, TransportChoice};
 use farcell_sys::fork::{self, Generation};
 use pyo3::prelude::*;
@@ -141,7 +142,7 @@ impl Origin {
                 settings
             }
         };
-        let client = py.detach(|| settings.connect()).or_raise(py)?;
+        let client = waiting::apart(py, move || settings.connect())?;
         let client = {
             let mut state = lock(&self.state);
             match &state.client {
@@ -274,6 +275,16 @@ impl Session {
         let client = self.origin.client(py)?;
         let all = py.detach(|| client.members()).or_raise(py)?;
         Ok(all.into_iter().filter_map(|member| member.name).collect())
+    }
+
+    /// Whether there are counters of this name.
+    fn _has(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let client = self.origin.client(py)?;
+        match py.detach(|| client.open_counters(name)) {
+            Ok(_) => Ok(true),
+            Err(farcell::Error::NoSuchArray { .. }) => Ok(false),
+            Err(error) => Err(exception(py, &error)),
+        }
     }
 
     /// Removes an array.

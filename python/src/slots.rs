@@ -5,11 +5,11 @@ use crate::buffer::Lent;
 use crate::errors::OrRaise;
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session};
-use crate::waiting::{self, timeout};
+use crate::waiting::{self, Pending, timeout};
 use farcell::{Client, SlotArray};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyIterator, PyList};
 use std::sync::Arc;
 
 impl Opens for SlotArray {
@@ -87,6 +87,11 @@ impl Slots {
 
     fn __len__(&self) -> usize {
         self.array.rows
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let slots = (0..self.array.rows as isize).map(|row| self.__getitem__(row));
+        PyList::new(py, slots.collect::<PyResult<Vec<_>>>()?)?.try_iter()
     }
 
     fn __getitem__(&self, row: isize) -> PyResult<Slot> {
@@ -194,6 +199,24 @@ impl Slot {
         let time = self::timeout(timeout)?;
         let slot = self.native(py)?;
         waiting::wait(py, |cancel| slot.wait_newer(than, time, cancel))
+    }
+
+    /// As `wait_newer`, to be awaited.
+    #[pyo3(signature = (than, timeout=None))]
+    fn wait_newer_async(
+        slf: &Bound<'_, Self>,
+        than: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
+        let aio = slf.py().import("farcell._aio")?;
+        Ok(aio.call_method1("wait_newer", (slf, than, timeout))?.unbind())
+    }
+
+    /// Waits without a thread; `then` is called with what became of it.
+    fn _start_wait(&self, py: Python<'_>, than: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let slot = self.native(py)?;
+        let told = move |ended: farcell::Result<()>| waiting::tell(&then, ended.map(|()| true));
+        py.detach(|| slot.wait_newer_then(than, told)).map(Pending).or_raise(py)
     }
 
     fn __repr__(&self) -> String {

@@ -1,10 +1,11 @@
-//! Locks, semaphores and barriers, as `threading` has them.
+//! Locks and semaphores, as `threading` has them.
 
 use crate::array::{Opens, Shared};
-use crate::errors::{OrRaise, exception, raise};
+use crate::errors::{OrRaise, raise};
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session, lock};
-use crate::waiting::{self, timeout};
+use crate::taken::Taken;
+use crate::waiting::{self, Pending, timeout};
 use farcell::{BarrierArray, Client, LockArray, LockGuard, SemaphoreArray};
 use farcell_sys::fork::{self, Generation};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -81,6 +82,18 @@ fn acquire_time(blocking: bool, seconds: Option<f64>) -> PyResult<Option<Duratio
         (true, Some(-1.0)) => Ok(None),
         (true, seconds) => timeout(seconds),
     }
+}
+
+/// `acquire` of a lock or a semaphore, to be awaited.
+fn acquire_async(handle: &Bound<'_, PyAny>, seconds: Option<f64>) -> PyResult<Py<PyAny>> {
+    timeout(seconds)?;
+    let aio = handle.py().import("farcell._aio")?;
+    Ok(aio.call_method1("acquire", (handle, seconds))?.unbind())
+}
+
+fn release_async(handle: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    let aio = handle.py().import("farcell._aio")?;
+    Ok(aio.call_method1("release", (handle,))?.unbind())
 }
 
 /// How a lock is held through a handle of this process.
@@ -195,6 +208,45 @@ impl Lock {
             Held { guard: ManuallyDrop::new(guard), born: fork::generation(), by: me, depth: 1 };
         *self.held() = Some(held);
         Ok(true)
+    }
+
+    /// As `acquire`, to be awaited. Cancelled, it holds nothing.
+    #[pyo3(signature = (timeout=None))]
+    fn acquire_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        acquire_async(slf.as_any(), timeout)
+    }
+
+    /// Queues without a thread; `then` is called with what was had.
+    fn _start_acquire(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<Pending> {
+        if self.reentrant {
+            return Err(PyRuntimeError::new_err(
+                "an RLock belongs to a thread, and tasks share theirs: use a lock",
+            ));
+        }
+        let native = self.array.get(py)?.at(self.row, self.col).or_raise(py)?;
+        let told = move |ended: farcell::Result<_>| waiting::tell(&then, ended.map(Taken::lock));
+        py.detach(|| native.lock_then(told)).map(Pending).or_raise(py)
+    }
+
+    /// Holds what was queued for.
+    fn _adopt(&self, taken: &Taken) {
+        if let Some(guard) = taken.guard() {
+            let by = std::thread::current().id();
+            *self.held() = Some(Held { guard, born: fork::generation(), by, depth: 1 });
+        }
+    }
+
+    fn __aenter__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        acquire_async(slf.as_any(), None)
+    }
+
+    fn __aexit__(
+        slf: &Bound<'_, Self>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        release_async(slf.as_any())
     }
 
     /// Frees it for the next one. Only who holds it can: a lock is released
@@ -352,6 +404,40 @@ impl Semaphore {
         waiting::wait(py, |cancel| native.acquire_with(time, cancel))
     }
 
+    /// As `acquire`, to be awaited. Cancelled, it has no permit.
+    #[pyo3(signature = (timeout=None))]
+    fn acquire_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        acquire_async(slf.as_any(), timeout)
+    }
+
+    /// Queues without a thread; `then` is called with what was had.
+    fn _start_acquire(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<Pending> {
+        let native = self.native(py)?;
+        let of = native.clone();
+        let told = move |ended: farcell::Result<()>| {
+            waiting::tell(&then, ended.map(|()| Taken::permit(of)));
+        };
+        py.detach(|| native.acquire_then(told)).map(Pending).or_raise(py)
+    }
+
+    /// Keeps what was queued for.
+    fn _adopt(&self, taken: &Taken) {
+        taken.keep();
+    }
+
+    fn __aenter__(slf: &Bound<'_, Self>) -> PyResult<Py<PyAny>> {
+        acquire_async(slf.as_any(), None)
+    }
+
+    fn __aexit__(
+        slf: &Bound<'_, Self>,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<Py<PyAny>> {
+        release_async(slf.as_any())
+    }
+
     /// Gives permits back; `ValueError` if there would be more than there can.
     #[pyo3(signature = (n=1))]
     fn release(&self, py: Python<'_>, n: u32) -> PyResult<()> {
@@ -384,119 +470,5 @@ impl Semaphore {
 
     fn __repr__(&self) -> String {
         format!("<Semaphore at {}[{}, {}]>", self.array.name, self.row, self.col)
-    }
-}
-
-/// A barrier, with the methods of `threading.Barrier`.
-#[pyclass(frozen, module = "farcell._native")]
-pub struct Barrier {
-    array: Arc<Shared<BarrierArray>>,
-    row: usize,
-    col: usize,
-}
-
-impl Barrier {
-    fn native(&self, py: Python<'_>) -> PyResult<farcell::Barrier> {
-        self.array.get(py)?.at(self.row, self.col).or_raise(py)
-    }
-
-    fn with<T: Send>(
-        &self,
-        py: Python<'_>,
-        work: impl FnOnce(farcell::Barrier) -> farcell::Result<T> + Send,
-    ) -> PyResult<T> {
-        let native = self.native(py)?;
-        py.detach(|| work(native)).or_raise(py)
-    }
-}
-
-#[pymethods]
-impl Barrier {
-    #[new]
-    #[pyo3(signature = (session, name, parties))]
-    fn new(py: Python<'_>, session: &Session, name: String, parties: u64) -> PyResult<Barrier> {
-        let (rows, cols, row, col) = (1, 1, 0, 0);
-        let array = Shared::with_param(session.origin.clone(), name, rows, cols, parties);
-        array.get(py)?;
-        Ok(Barrier { array, row, col })
-    }
-
-    #[staticmethod]
-    #[expect(clippy::too_many_arguments, reason = "only pickle calls it")]
-    fn _unpickle(
-        id: &str,
-        name: String,
-        rows: usize,
-        cols: usize,
-        param: u64,
-        row: usize,
-        col: usize,
-        _more: u64,
-    ) -> PyResult<Barrier> {
-        check(rows, cols, row, col)?;
-        let array = Shared::with_param(Origin::by_id(id), name, rows, cols, param);
-        Ok(Barrier { array, row, col })
-    }
-
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py, Args>> {
-        let this = slf.get();
-        let make = slf.get_type().getattr("_unpickle")?;
-        Ok((make, args(&this.array, this.row, this.col, 0)))
-    }
-
-    /// Name of its array.
-    #[getter]
-    fn name(&self) -> &str {
-        &self.array.name
-    }
-
-    /// Sleeps until all parties are here, and returns the place in which this
-    /// one came, each one once. When the time is over the barrier is broken.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<usize> {
-        let time = waiting::timeout(timeout)?;
-        let native = self.native(py)?;
-        let passed = waiting::wait(py, |cancel| {
-            let options = waiting::options(time, cancel, None);
-            native.wait_with_options(&options)
-        })?;
-        Ok(passed.index())
-    }
-
-    /// Breaks it: whoever waits, and whoever comes, gets `BrokenBarrierError`.
-    fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |barrier| barrier.abort())
-    }
-
-    /// Mends it: whoever waits gets `BrokenBarrierError`, and it is empty.
-    fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |barrier| barrier.reset())
-    }
-
-    /// How many pass it together.
-    #[getter]
-    fn parties(&self) -> u64 {
-        self.array.param
-    }
-
-    /// How many wait at it.
-    #[getter]
-    fn n_waiting(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |barrier| barrier.n_waiting())
-    }
-
-    /// Whether it is broken.
-    #[getter]
-    fn broken(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |barrier| barrier.is_broken())
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let state = match self.native(py).map(|native| py.detach(|| native.n_waiting())) {
-            Ok(Ok(waiting)) => format!("waiters={waiting}/{}", self.array.param),
-            Ok(Err(error)) => exception(py, &error).to_string(),
-            Err(error) => error.to_string(),
-        };
-        format!("<Barrier at {}[{}, {}] {state}>", self.array.name, self.row, self.col)
     }
 }

@@ -3,8 +3,9 @@
 use crate::errors::exception;
 use crate::session::lock;
 use farcell::{Canceller, Error, WaitOptions};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,15 +23,18 @@ pub fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     }
 }
 
+/// Whether this is the main thread: it has the number of the process.
+fn is_main() -> bool {
+    rustix::thread::gettid() == rustix::process::getpid()
+}
+
 /// Waits without the interpreter's lock. In the main thread, the only one that
 /// handles signals in Python, a handler that raises ends the wait.
 pub fn wait<T: Send>(
     py: Python<'_>,
     wait: impl FnOnce(Option<&Canceller>) -> farcell::Result<T> + Send,
 ) -> PyResult<T> {
-    // The main thread of a process has the process's number.
-    let main = rustix::thread::gettid() == rustix::process::getpid();
-    if !main {
+    if !is_main() {
         return py.detach(|| wait(None)).map_err(|e| exception(py, &e));
     }
     let raised: Arc<Mutex<Option<PyErr>>> = Arc::default();
@@ -52,6 +56,33 @@ pub fn wait<T: Send>(
             Err(exception(py, &Error::Cancelled))
         }
         (waited, None) => waited.map_err(|e| exception(py, &e)),
+    }
+}
+
+/// Does what knows no canceller. In the main thread it is done on another one,
+/// which is left alone with it when a handler raises.
+pub fn apart<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> farcell::Result<T> + Send + 'static,
+) -> PyResult<T> {
+    if !is_main() {
+        return py.detach(work).map_err(|e| exception(py, &e));
+    }
+    let (tell, mut told) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("farcell-connect".to_owned())
+        // Nobody may be there any more to take it.
+        .spawn(move || drop(tell.send(work())))
+        .map_err(|e| PyRuntimeError::new_err(format!("cannot start a thread: {e}")))?;
+    loop {
+        let told = &mut told;
+        match py.detach(move || told.recv_timeout(LOOK)) {
+            Ok(done) => return done.map_err(|e| exception(py, &e)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err("the thread that was to connect has died"));
+            }
+        }
     }
 }
 

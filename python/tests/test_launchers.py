@@ -209,3 +209,27 @@ def test_alone_there_is_a_private_server_that_children_share(environment):
     path = Path(environment["HOME"]) / "alone.py"
     path.write_text(program)
     assert run([sys.executable, str(path)], environment) == "shared\n"
+
+
+def test_each_step_is_logged(environment, server):
+    """In their order, up to the one that leads to a server."""
+    program = "import logging, farcell; logging.basicConfig(level=logging.INFO); "
+    key = "authkey=b'a key for the tests'"
+    alone = run([sys.executable, "-c", program + "farcell.connect()"], environment)
+    steps = [
+        "FARCELL_ADDR is not set",
+        "no address in",
+        "no launcher",
+        "no server of this user on this machine",
+        "a private server inside of this process",
+    ]
+    places = [alone.find(f"INFO:farcell:{step}") for step in steps]
+    assert places == sorted(places) and places[0] >= 0, alone
+    named = f"farcell.connect({server.address!r}, {key})"
+    output = run([sys.executable, "-c", program + named], {**environment, "FARCELL_ADDR": "x"})
+    assert output == f"INFO:farcell:the program names the server {server.address}\n"
+    led = run(
+        [sys.executable, "-c", program + f"farcell.connect({key})"],
+        {**environment, "FARCELL_ADDR": server.address},
+    )
+    assert led == f"INFO:farcell:FARCELL_ADDR names the server {server.address}\n"

@@ -160,9 +160,128 @@ def test_threads_take_positions_of_their_own(server, name):
     assert len(set(made)) == 80
 
 
+def built_by_append(manager: farcell.Manager, n: int) -> tuple:
+    read = manager.list()
+    for _ in range(n):
+        row = manager.list()
+        for _ in range(n):
+            row.append(manager.Event())
+        read.append(row)
+    sync = manager.list()
+    for rank in range(n):
+        sync.append(10 * rank)
+    return read, sync
+
+
+def test_lists_that_grow(server, name):
+    one = farcell.Manager(server.address, KEY, name=name)
+    two = farcell.Manager(server.address, KEY, name=name)
+    (read, sync), (their_read, their_sync) = built_by_append(one, 3), built_by_append(two, 3)
+    read[1][2].set()
+    assert their_read[1][2].is_set() and not their_read[2][1].is_set()
+    sync[2] += 1
+    assert sync.add(2, 1) == 21
+    assert list(their_sync) == their_sync[:] == [0, 10, 22] and their_sync[-1] == 22
+    assert (len(read), len(read[0]), len(sync)) == (3, 3, 3)
+    sync += [7]
+    assert sync.tolist() == [0, 10, 22, 7] and len(their_sync) == 3
+    # The others go on with the same call.
+    their_sync.extend([7])
+    sync[3] = 8
+    assert their_sync[3] == 8
+
+
+def test_lists_that_grow_apart_are_reported(server, name):
+    one = farcell.Manager(server.address, KEY, name=name)
+    two = farcell.Manager(server.address, KEY, name=name)
+    mine, theirs = one.list(), two.list()
+    mine.append(one.Event())
+    with pytest.raises(farcell.Diverged, match=r"Lock\(\).*Event\(\)"):
+        theirs.append(two.Lock())
+    event = two.Event()
+    with pytest.raises(farcell.Diverged, match=r"append\(Counters\).*append\(Event\)"):
+        theirs.append(two.client.counters(name + "c", 1))
+    theirs.append(event)
+    for bad in (1, 1.5, "text", None):
+        with pytest.raises(TypeError):
+            theirs.append(bad)
+    for call in (theirs.pop, theirs.clear, theirs.sort, lambda: theirs.insert(0, event)):
+        with pytest.raises(TypeError, match="only grows"):
+            call()
+    with pytest.raises(TypeError, match="cannot be replaced"):
+        theirs[0] = 1
+    with pytest.raises(TypeError, match=r"begin with an empty list"):
+        two.list([1, 2]).append(3)
+
+
+def test_dicts(server, name):
+    one = farcell.Manager(server.address, KEY, name=name)
+    two = farcell.Manager(server.address, KEY, name=name)
+    mine = one.dict({"step": 5}, epoch=1, lock=one.Lock())
+    mine["step"] += 1
+    theirs = two.dict({"step": 5}, epoch=1, lock=two.Lock())
+    assert theirs["step"] == 6 and theirs.add("epoch", 2) == 1 and mine["epoch"] == 3
+    with mine["lock"]:
+        assert theirs["lock"].acquire(False) is False
+    for key in ("a b/\u00e4%+~", 7, -1, ""):
+        mine[key] = 9
+        assert theirs[key] == 9 and key in theirs
+    assert set(theirs) == {"step", "epoch", "lock", "a b/\u00e4%+~", 7, -1, ""}
+    assert len(theirs) == 7
+    del theirs[7]
+    assert 7 not in mine and mine.get(7) is None
+    with pytest.raises(KeyError):
+        mine[7]
+    with pytest.raises(KeyError):
+        mine["never"]
+    with pytest.raises(KeyError):
+        del mine["never"]
+    assert mine.setdefault("new", 4) == theirs.pop("new") == 4 and "new" not in mine
+    for bad in (1.5, "text", [1]):
+        with pytest.raises(TypeError):
+            mine["bad"] = bad
+    with pytest.raises(TypeError):
+        mine[1.5] = 1
+    two.Event()
+    with pytest.raises(farcell.Diverged, match=r"dict\(\).*Event\(\)"):
+        one.dict()
+
+
+def use(numbers, table, row) -> None:
+    numbers[1] += 1
+    table["step"] += 1
+    table["event"].set()
+    row[0].set()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_lists_and_dicts_go_to_children(server, name, method):
+    manager = farcell.Manager(server.address, KEY, name=name)
+    numbers, row = manager.list(), manager.list()
+    numbers.extend([1, 2])
+    row.append(manager.Event())
+    table = manager.dict(step=1, event=manager.Event())
+    context = multiprocessing.get_context(method)
+    child = context.Process(target=use, args=(numbers, table, row))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert numbers.tolist() == [1, 3] and table["step"] == 2
+    assert table["event"].is_set() and row[0].is_set()
+
+
+def test_an_array(server, name):
+    manager = farcell.Manager(server.address, KEY, name=name)
+    assert list(manager.Array("i", 3)) == [0, 0, 0]
+    assert list(manager.Array("i", [4, 5])) == [4, 5]
+
+
 def test_what_a_manager_does_not_have(server, name):
     manager = farcell.Manager(server.address, KEY, name=name)
-    for call in [manager.dict, manager.list, lambda: manager.list([1.5]),
+    for call in [lambda: manager.dict(a=1.5), lambda: manager.list([1.5]),
                  lambda: manager.Value("d", 1.5), lambda: manager.list([manager.Event(), 1])]:
         with pytest.raises(TypeError):
             call()
+    for what in ("Queue", "Condition", "Namespace", "Pool", "no_such_thing"):
+        with pytest.raises(AttributeError, match=what):
+            getattr(manager, what)

@@ -11,22 +11,34 @@ import time
 
 import pytest
 
+# What is waited for, and whether it is parked in the server as a wait.
 WAITS = {
-    "an event": "client.events('e', 1)[0].wait()",
-    "an event with a time": "client.events('e', 1)[0].wait(60)",
-    "many events": "client.events('many', 8).wait_all()",
-    "a counter": "client.counters('c', 1).counter_at(0).wait_until('>', 5)",
+    "an event": ("client.events('e', 1)[0].wait()", True),
+    "an event with a time": ("client.events('e', 1)[0].wait(60)", True),
+    "transitions": ("client.events('e', 1)[0].wait_after(0)", True),
+    "many events": ("client.events('many', 8).wait_all()", True),
+    "a counter": ("client.counters('c', 1).counter_at(0).wait_until('>', 5)", True),
+    "many counters": ("client.counters('cs', 8).wait_some(3, '>', 5)", True),
+    "a message": ("client.slots('s', 1, 8)[0].wait_newer(0)", True),
+    "a barrier": ("client.barrier('b', 2).wait()", True),
+    "a barrier with an action": ("client.barrier('ba', 2, print).wait()", True),
+    "a lock": ("client.lock('held').acquire()", False),
+    "a lock in a with": ("client.lock('held').__enter__()", False),
+    "a semaphore": ("client.semaphore('none', 0).acquire()", False),
+    "a server": ("farcell.connect('127.0.0.1:1', authkey=KEY, wait_for_server=60)", False),
 }
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_ctrl_c_ends_a_wait_promptly(server, what):
+def test_ctrl_c_ends_a_wait_promptly(server, client, what):
+    call, parked = WAITS[what]
     program = f"""
 import sys, farcell
-client = farcell.connect(sys.argv[1], authkey=b"a key for the tests")
+KEY = b"a key for the tests"
+client = farcell.connect(sys.argv[1], authkey=KEY)
 print("ready", flush=True)
 try:
-    {WAITS[what]}
+    {call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     # The session is as good as before.
@@ -34,14 +46,18 @@ except KeyboardInterrupt:
     event.set()
     assert event.wait(1)
 """
+    held = client.lock("held")
+    held.acquire()
     child = subprocess.Popen(
         [sys.executable, "-c", program, server.address], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "ready\n"
     deadline = time.monotonic() + 10
-    while server.parked_waits() == 0 and time.monotonic() < deadline:
+    while parked and server.parked_waits() == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert server.parked_waits() >= 1
+    assert not parked or server.parked_waits() >= 1
+    if not parked:
+        time.sleep(0.3)
     begun = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == "interrupted\n"
@@ -51,6 +67,9 @@ except KeyboardInterrupt:
     while server.parked_waits() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.parked_waits() == 0
+    held.release()
+    # What it queued for it has not got.
+    assert held.acquire(timeout=5)
 
 
 def test_a_handler_that_returns_does_not_end_a_wait(client, name):

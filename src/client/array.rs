@@ -178,11 +178,13 @@ impl Array {
         Woken { satisfied: waited.satisfied, cells }
     }
 
-    /// As [`wait`](Self::wait), but the answer is given to `then`.
+    /// As [`wait`](Self::wait), but the answer is given to `then`. `bound`: it
+    /// means nothing to another session.
     pub fn wait_then(
         self: &Arc<Self>,
         need: usize,
         records: &[WaitRecord],
+        bound: bool,
         cells: impl Fn(usize) -> (usize, usize) + Send + 'static,
         then: impl FnOnce(Result<Woken>) + Send + 'static,
     ) -> Result<Pending> {
@@ -190,13 +192,13 @@ impl Array {
         // The array is kept: its number must mean the same until the end.
         let array = self.clone();
         let frame = tcp::wait_frame(need as u32, records);
-        let ended = tcp::Then(Box::new(move |waited| {
+        let ended = tcp::Then::Woken(Box::new(move |waited| {
             then(match waited {
                 Ok(waited) => Ok(Array::woken(waited, total, cells)),
                 Err(failure) => Err(array.explain(failure, "wait")),
             });
         }));
-        self.client.core.link.wait_then(frame, ended).map_err(|f| self.explain(f, "wait"))
+        self.client.core.link.wait_then(frame, bound, ended).map_err(|f| self.explain(f, "wait"))
     }
 
     /// A failure in terms of this array.

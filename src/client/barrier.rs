@@ -1,7 +1,10 @@
 //! Barriers.
 
+mod later;
+
 use super::array::{Array, array_handle};
 use super::options::WaitOptions;
+use super::select::Woken;
 use crate::cell::sync::{ANY_STAGE, Barrier as Word};
 use crate::cell::{Comparison, Op};
 use crate::engine::{Gone, lock};
@@ -102,6 +105,18 @@ impl Barrier {
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Cancelled`], [`Error::PeerLost`].
     pub fn wait_with_options(&self, options: &WaitOptions) -> Result<BarrierWait> {
+        let (found, passed) = self.arrive()?;
+        if passed.last {
+            return Ok(passed);
+        }
+        let options = WaitOptions { bound: true, ..options.clone() };
+        let record = self.wait_record(found);
+        let woken = self.array.wait(1, &[record], &options, |_| (self.row, self.col));
+        self.conclude(found, passed, woken)
+    }
+
+    /// Comes to it: the word before, and what it means to have passed.
+    fn arrive(&self) -> Result<(Word, BarrierWait)> {
         let parties = self.array.form.param;
         self.be_a_party()?;
         let found = match self.execute(Op::Arrive, 0) {
@@ -123,18 +138,28 @@ impl Barrier {
             generation: found.arrivals / parties,
             last: found.index(parties) + 1 == parties,
         };
-        if passed.last {
-            return Ok(passed);
-        }
-        let record = WaitRecord {
+        Ok((found, passed))
+    }
+
+    /// What who has found this word waits for.
+    fn wait_record(&self, found: Word) -> WaitRecord {
+        WaitRecord {
             array: self.array.number,
             comparison: Comparison::Ge as u8,
             reserved: 0,
             run: Run::one(self.offset).into(),
-            value: found.goal(parties) as i64,
-        };
-        let options = WaitOptions { bound: true, ..options.clone() };
-        let woken = self.array.wait(1, &[record], &options, |_| (self.row, self.col));
+            value: found.goal(self.array.form.param) as i64,
+        }
+    }
+
+    /// What became of a wait. Unless all have come it breaks the barrier.
+    fn conclude(
+        &self,
+        found: Word,
+        passed: BarrierWait,
+        woken: Result<Woken>,
+    ) -> Result<BarrierWait> {
+        let parties = self.array.form.param;
         let (word, error) = match woken {
             Ok(woken) => match woken.cells().first() {
                 Some(cell) if woken.is_satisfied() => (cell.word, None),

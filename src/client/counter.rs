@@ -2,12 +2,12 @@
 
 use super::array::{Array, array_handle};
 use super::options::WaitOptions;
-use super::select::{Selection, Woken};
+use super::select::{Cell, Selection, Woken};
 use crate::cell::{self, Comparison, Op, pack};
 use crate::error::{Error, Result};
 use crate::layout::Run;
 use crate::transport::shm::Place;
-use crate::transport::tcp::Canceller;
+use crate::transport::tcp::{Canceller, Pending};
 use crate::wire::WaitRecord;
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,16 +147,38 @@ impl Counter {
         value: i64,
         options: &WaitOptions,
     ) -> Result<Option<i64>> {
-        fits(value)?;
-        let record = WaitRecord {
-            array: self.array.number,
-            comparison: comparison as u8,
-            reserved: 0,
-            run: Run::one(self.place.offset()).into(),
-            value,
-        };
+        let record = self.wait_record(comparison, value)?;
         let word = self.array.wait_one(&self.place, record, options)?;
         Ok(word.map(cell::value))
+    }
+
+    /// As [`wait_until`](Self::wait_until) without a time and without a thread:
+    /// `then` is called with the value, as by
+    /// [`Event::wait_then`](crate::Event::wait_then).
+    ///
+    /// # Errors
+    /// As [`Event::wait_then`](crate::Event::wait_then);
+    /// [`Error::ValueTooLarge`].
+    pub fn wait_until_then(
+        &self,
+        comparison: Comparison,
+        value: i64,
+        then: impl FnOnce(Result<i64>) + Send + 'static,
+    ) -> Result<Pending> {
+        let record = self.wait_record(comparison, value)?;
+        let (row, col) = (self.row, self.col);
+        // One cell was waited for, so there is one.
+        let ended = |woken: Result<Woken>| {
+            then(woken.map(|woken| woken.cells().first().map_or(0, Cell::value)));
+        };
+        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
+    }
+
+    fn wait_record(&self, comparison: Comparison, value: i64) -> Result<WaitRecord> {
+        fits(value)?;
+        let run = Run::one(self.place.offset()).into();
+        let array = self.array.number;
+        Ok(WaitRecord { array, comparison: comparison as u8, reserved: 0, run, value })
     }
 }
 
@@ -209,6 +231,23 @@ impl Counters {
     ) -> Result<Woken> {
         fits(value)?;
         self.0.wait(need, comparison as u8, value, &WaitOptions::of(timeout, cancel))
+    }
+
+    /// As [`wait_some`](Self::wait_some) without a time and without a thread:
+    /// `then` is called with the answer, as by
+    /// [`Event::wait_then`](crate::Event::wait_then).
+    ///
+    /// # Errors
+    /// As [`wait_some`](Self::wait_some); `then` gets those that come later.
+    pub fn wait_some_then(
+        &self,
+        need: usize,
+        comparison: Comparison,
+        value: i64,
+        then: impl FnOnce(Result<Woken>) + Send + 'static,
+    ) -> Result<Pending> {
+        fits(value)?;
+        self.0.wait_then(need, comparison as u8, value, then)
     }
 }
 

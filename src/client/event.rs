@@ -2,7 +2,7 @@
 
 use super::array::{Array, array_handle};
 use super::options::WaitOptions;
-use super::select::{Selection, Woken};
+use super::select::{Cell, Selection, Woken};
 use crate::cell::{self, Comparison, Op};
 use crate::error::Result;
 use crate::layout::Run;
@@ -205,7 +205,27 @@ impl Event {
     pub fn wait_then(&self, then: impl FnOnce(Result<()>) + Send + 'static) -> Result<Pending> {
         let record = self.wait_record(UNTIL_SET, 0);
         let (row, col) = (self.row, self.col);
-        self.array.wait_then(1, &[record], move |_| (row, col), |woken| then(woken.map(drop)))
+        let ended = |woken: Result<Woken>| then(woken.map(drop));
+        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
+    }
+
+    /// As [`wait_after`](Self::wait_after), without a thread: `then` is called
+    /// with the transition count, as by [`wait_then`](Self::wait_then).
+    ///
+    /// # Errors
+    /// As [`wait_then`](Self::wait_then).
+    pub fn wait_after_then(
+        &self,
+        seen: u64,
+        then: impl FnOnce(Result<u64>) + Send + 'static,
+    ) -> Result<Pending> {
+        let record = self.wait_record(Comparison::Ne as u8, seen as i64);
+        let (row, col) = (self.row, self.col);
+        // One cell was waited for, so there is one.
+        let ended = move |woken: Result<Woken>| {
+            then(woken.map(|woken| woken.cells().first().map_or(seen, Cell::transitions)));
+        };
+        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
     }
 
     fn wait_record(&self, comparison: u8, value: i64) -> WaitRecord {
@@ -350,7 +370,7 @@ impl Events {
         need: usize,
         then: impl FnOnce(Result<Woken>) + Send + 'static,
     ) -> Result<Pending> {
-        self.0.wait_set_then(need, then)
+        self.0.wait_then(need, UNTIL_SET, 0, then)
     }
 
     /// Sleeps until at least `need` of them have another transition count than

@@ -11,7 +11,7 @@ use crate::auth::Key;
 use crate::engine::lock;
 use crate::error::{Error, Result};
 use crate::keyfile;
-use crate::server::Server;
+use crate::server::{RdmaChoice, Server};
 use farcell_sys::fork::{self, Generation};
 use sha2::{Digest, Sha256};
 use std::fs::OpenOptions;
@@ -248,7 +248,10 @@ fn serve(
     if let Some(known) = all.iter().find(|s| s.job == job && s.born == now) {
         return Ok(known);
     }
-    let server = Server::builder(key.clone()).bind(bind).job(job).start()?;
+    let builder = Server::builder(key.clone()).bind(bind).job(job);
+    // An adapter has nothing to do for clients of this machine.
+    let rdma = if bind.starts_with("127.") { RdmaChoice::Off } else { RdmaChoice::Auto };
+    let server = builder.rdma(rdma).start()?;
     let address = reachable(&server);
     // It is never dropped, as a static is not: a child that was forked must
     // not wait for threads that it does not have.

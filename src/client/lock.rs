@@ -1,5 +1,7 @@
 //! Locks.
 
+mod later;
+
 use super::array::{Array, array_handle};
 use crate::cell::{Op, WAITING, is_waiting, sync};
 use crate::error::{Error, Result};

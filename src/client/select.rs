@@ -148,14 +148,17 @@ impl Selection {
         self.runs.iter().map(record).collect()
     }
 
-    /// As [`wait_set`](Self::wait_set), with the answer given to `then`.
-    pub fn wait_set_then(
+    /// As [`wait`](Self::wait), with the answer given to `then`.
+    pub fn wait_then(
         &self,
         need: usize,
+        comparison: u8,
+        value: i64,
         then: impl FnOnce(Result<Woken>) + Send + 'static,
     ) -> Result<Pending> {
         let here = self.clone();
-        self.array.wait_then(need, &self.wait_records(UNTIL_SET, 0), move |i| here.cell(i), then)
+        let records = self.wait_records(comparison, value);
+        self.array.wait_then(need, &records, false, move |i| here.cell(i), then)
     }
 
     /// Waits until `need` events are set, or make a transition after this.

@@ -1,9 +1,11 @@
 //! Semaphores.
 
+mod later;
+
 use super::array::{Array, array_handle};
 use crate::cell::{self, Op, is_waiting, sync};
 use crate::error::{Error, Result};
-use crate::transport::tcp::{Canceller, Patience};
+use crate::transport::tcp::{Canceller, Grant, Patience};
 use crate::transport::{CellOp, Failure, Transport};
 use crate::wire::{AcquireRecord, Refusal};
 use std::sync::Arc;
@@ -102,19 +104,22 @@ impl Semaphore {
             let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
-                Ok(Some(grant)) => {
-                    // It was written down as if it were a lock.
-                    let token = sync::Lock::of(grant.word).taken(grant.seat, true).token;
-                    link.let_go(array, offset, token);
-                    // Another session may have come while we queued.
-                    return self.confirm(grant.session).map(|()| true);
-                }
+                Ok(Some(grant)) => return self.arrived(&grant).map(|()| true),
                 Ok(None) => return Ok(false),
                 // The session is another one since: once more, with its seat.
                 Err(Failure::Refused(Refusal::StaleSeat, _)) => {}
                 Err(failure) => return Err(self.array.explain(failure, "acquire")),
             }
         }
+    }
+
+    /// A permit that was queued for has come.
+    fn arrived(&self, grant: &Grant) -> Result<()> {
+        // It was written down as if it were a lock.
+        let token = sync::Lock::of(grant.word).taken(grant.seat, true).token;
+        self.array.client.core.link.let_go(self.array.number, self.offset, token);
+        // Another session may have come while we queued.
+        self.confirm(grant.session)
     }
 
     /// Tells the server that a permit has arrived, and makes sure that it has

@@ -1,5 +1,7 @@
 //! Slots: messages of any size, one writer and many readers a row.
 
+mod later;
+
 use super::Client;
 use super::array::Array;
 use super::options::WaitOptions;
@@ -415,7 +417,8 @@ impl Slot {
                 return Err(self.busy("read"));
             }
             if version.is_writing() {
-                self.wait(Comparison::Ne, version.value(), &WaitOptions::of(Some(left), None))?;
+                let changed = self.wait_record(Comparison::Ne, version.value());
+                self.wait(changed, &WaitOptions::of(Some(left), None))?;
             }
         }
     }
@@ -450,8 +453,7 @@ impl Slot {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<bool> {
-        let next = Version::whole(than).next();
-        self.wait(Comparison::Ge, next.value(), &WaitOptions::of(timeout, cancel))
+        self.wait_newer_with_options(than, &WaitOptions::of(timeout, cancel))
     }
 
     /// As [`wait_newer`](Self::wait_newer), with options, which can name peers.
@@ -459,19 +461,22 @@ impl Slot {
     /// # Errors
     /// As [`wait_newer`](Self::wait_newer), and [`Error::PeerLost`].
     pub fn wait_newer_with_options(&self, than: u64, options: &WaitOptions) -> Result<bool> {
-        self.wait(Comparison::Ge, Version::whole(than).next().value(), options)
+        self.wait(self.newer_than(than), options)
     }
 
-    fn wait(&self, comparison: Comparison, value: i64, options: &WaitOptions) -> Result<bool> {
-        let record = WaitRecord {
-            array: self.array.number,
-            comparison: comparison as u8,
-            reserved: 0,
-            run: Run::one(self.offset).into(),
-            value,
-        };
+    fn wait(&self, record: WaitRecord, options: &WaitOptions) -> Result<bool> {
         let woken = self.array.wait(1, &[record], options, |_| (self.row, 0))?;
         Ok(woken.is_satisfied())
+    }
+
+    fn newer_than(&self, than: u64) -> WaitRecord {
+        self.wait_record(Comparison::Ge, Version::whole(than).next().value())
+    }
+
+    fn wait_record(&self, comparison: Comparison, value: i64) -> WaitRecord {
+        let run = Run::one(self.offset).into();
+        let array = self.array.number;
+        WaitRecord { array, comparison: comparison as u8, reserved: 0, run, value }
     }
 }
 

@@ -1,4 +1,4 @@
-"""Shared events and counters for Python programs on many machines.
+"""Shared events, counters, locks and messages for programs on many machines.
 
     import farcell
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, overload
 
@@ -82,9 +83,20 @@ class Client(_native.Session):
         """
         return Semaphore(self, name, value, bound)
 
-    def barrier(self, name: str, parties: int) -> Barrier:
-        """Opens a barrier for this many parties, or creates it."""
-        return Barrier(self, name, parties)
+    def barrier(
+        self,
+        name: str,
+        parties: int,
+        action: Callable[[], object] | None = None,
+        timeout: float | None = None,
+    ) -> Barrier:
+        """Opens a barrier for this many parties, or creates it.
+
+        As with `threading.Barrier` the last of the parties runs `action` before
+        any of them goes on, and if that raises the barrier is broken; `timeout`
+        is that of waits which name none. All parties give an action, or none.
+        """
+        return Barrier(self, name, parties, action, timeout)
 
     def slots(self, name: str, rows: int, nbytes: int) -> Slots:
         """Opens an array of messages of up to `nbytes` bytes each, or creates it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -10,6 +11,8 @@ from . import _native, _sessions
 from ._client import Client, Server
 
 Address = str | tuple[str, int]
+
+_log = logging.getLogger("farcell")
 
 
 def _address(address: Address) -> str:
@@ -78,6 +81,7 @@ def connect(
         "spin": spin,
     }
     if address is not None:
+        _log.info("the program names the server %s", _address(address))
         return _open({**how, "address": _address(address)})
     return launch.find(how, _open)
 
@@ -99,7 +103,7 @@ def serve(
     lease: float | None = None,
     spin: float | None = None,
     max_clients: int | None = None,
-    rdma: str = "off",
+    rdma: str = "auto",
     cpu_domain: bool = False,
     job: str = "",
 ) -> Server:
@@ -107,7 +111,8 @@ def serve(
 
     Without an address it listens on port 7117 of every address of the machine;
     port 0 takes a free one, and `address` says which. The key is found as by
-    `connect`; the user's own is made if there is none.
+    `connect`; the user's own is made if there is none. RDMA is offered where a
+    device works; `rdma` can also be "off", or name the device.
     """
     key, key_file = _key(authkey, authkey_file, create=True)
     if key is None:

@@ -53,15 +53,18 @@ def find(how: Settings, connect: Callable[[Settings], Client]) -> Client:
     if address:
         _log.info("FARCELL_ADDR names the server %s", address)
         return connect({**how, "address": address})
+    _log.info("FARCELL_ADDR is not set")
     path = _native.named_address_file()
     address = None if path is None else _native.read_address(path)
     if address:
         _log.info("the address file %s names the server %s", path, address)
         return connect({**how, "address": address})
+    _log.info("no address in %s", path)
     launch = Launch.from_env()
     if launch is not None:
         _log.info("%r", launch)
         return _among_others(launch, how, connect)
+    _log.info("no launcher: neither torchrun, Open MPI, Hydra nor srun")
     # This process has one already, or that which started it has.
     for known in reversed(list(_sessions._settings.values())):
         if known.get("private"):
@@ -84,7 +87,9 @@ def _serve(job: str, bind: str, key: bytes | None, reachable: Callable[[Server],
     """A server in this process, until it ends."""
     from ._connect import serve
 
-    server = serve(bind, authkey=key, job=job)
+    # An adapter has nothing to do for clients of this machine.
+    rdma = "off" if bind.startswith("127.") else "auto"
+    server = serve(bind, authkey=key, job=job, rdma=rdma)
     settings: Settings = {"address": reachable(server), "authkey": key, "job": job}
     if key is None:
         del settings["authkey"]

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, cast
 
 from . import _native
 from ._client import Client, Server
+from ._collections import SharedDict, SharedList, is_handle, is_integer
 from ._connect import Address, _address, connect, serve
 from ._errors import BadArgument, Diverged, FarcellError
 from ._native import Barrier, Counter, Counters, Event, Lock, Semaphore
@@ -35,28 +36,36 @@ _KINDS = {
     7: "Value('i')",
     8: "list of {} integers",
     9: "list of {} objects",
+    10: "Barrier({}) with an action",
+    11: "dict()",
+    12: "append({})",
 }
-_EVENT, _LOCK, _RLOCK, _SEMAPHORE, _BOUNDED, _BARRIER, _VALUE, _INTEGERS, _OBJECTS = _KINDS
+_EVENT, _LOCK, _RLOCK, _SEMAPHORE, _BOUNDED, _BARRIER, _VALUE, _INTEGERS, _OBJECTS = range(1, 10)
+_BARRIER_ACTION, _DICT, _APPEND = range(10, 13)
+# What can be appended, by the number in its record.
+_APPENDED = (Event, Lock, Semaphore, Barrier, Counter, Counters, SharedList, SharedDict)
 
 # Positions of one array of records, and events of one array.
 _BLOCK = 1024
-_MOST = 2**31 - 1
-_HANDLES = (Event, Lock, Semaphore, Barrier, Counter, Counters)
+# What other managers have, and what there is in its place.
+_INSTEAD = {
+    "Queue": "a multiprocessing queue carries handles; messages go through client.slots()",
+    "JoinableQueue": "count what is done in mng.Value('i') and use its wait_until()",
+    "Condition": "wait for an event, or for a counter with wait_until()",
+    "Namespace": "use mng.dict(), or name objects: mng.Value('i', name='step')",
+    "Pool": "use multiprocessing.Pool; handles go to its workers",
+}
 
 
 def _said(record: int) -> str:
     """What a record says was made."""
     kind, number = record >> 32, record & 0xFFFF_FFFF
+    what: object = number
+    if kind == _APPEND and number < len(_APPENDED):
+        what = _APPENDED[number].__name__
     return _KINDS.get(kind, f"something of a kind {kind} that this release does not know").format(
-        number
+        what
     )
-
-
-class HandleList(list[Any]):
-    """A list of shared objects. The list itself is each process's own."""
-
-    def __reduce__(self) -> tuple[object, tuple[list[Any]]]:
-        return HandleList, (list(self),)
 
 
 class Manager:
@@ -223,10 +232,19 @@ class Manager:
         position, _ = self._take(_BOUNDED, value, name)
         return self._open().semaphore(self._array("bounded", name, position), value, value)
 
-    def Barrier(self, parties: int, *, name: str | None = None) -> _native.Barrier:
-        """A barrier."""
-        position, _ = self._take(_BARRIER, parties, name)
-        return self._open().barrier(self._array("barrier", name, position), parties)
+    def Barrier(
+        self,
+        parties: int,
+        action: Callable[[], object] | None = None,
+        timeout: float | None = None,
+        *,
+        name: str | None = None,
+    ) -> _native.Barrier:
+        """A barrier; the last of the parties runs `action` before any goes on."""
+        kind = _BARRIER if action is None else _BARRIER_ACTION
+        position, _ = self._take(kind, parties, name)
+        array = self._array("barrier", name, position)
+        return self._open().barrier(array, parties, action, timeout)
 
     def Value(self, typecode: Any = "i", value: int = 0, *, name: str | None = None) -> Counter:
         """An integer, with `.value`, `.add()` and the like."""
@@ -244,10 +262,12 @@ class Manager:
         """A list of integers, which is shared, or of shared objects.
 
         A list of shared objects, or of lists of them, is a list of this
-        process, since each process makes it alike; its items are shared.
+        process, since each process makes it alike; its items are shared. It can
+        be appended to, and so can an empty one; a list that begins with integers
+        is an array of that size.
         """
         filled = list(items)
-        if filled and all(isinstance(item, int) and not isinstance(item, bool) for item in filled):
+        if filled and all(is_integer(item) for item in filled):
             size = len(filled)
             position, new = self._take(_INTEGERS, size, name)
             counters = self._open().counters(self._array("integers", name, position), size)
@@ -260,22 +280,52 @@ class Manager:
             elif not any(counters.tolist()):
                 fill()
             return counters
-        if filled and all(isinstance(item, (*_HANDLES, HandleList)) for item in filled):
+        if all(is_handle(item) for item in filled):
             self._take(_OBJECTS, len(filled), name)
-            return HandleList(filled)
-        if not filled:
-            raise TypeError("an empty list could never grow: give all of its items at once")
+            return SharedList(filled, False, self)
         raise TypeError(
             "a shared list holds integers, or shared objects and lists of these; keep tensors and "
             "other data in slots"
         )
 
-    def dict(self, *args: Any, **kwargs: Any) -> Any:
-        """There is none: name arrays instead."""
-        raise TypeError(
-            "a farcell manager has no dict; name what would be its values: "
-            "mng.Event(name='ready'), mng.Value('i', name='step')"
-        )
+    def _appended(self, item: Any) -> Any:
+        """What goes into a list for an item that is appended to it."""
+        if is_integer(item):
+            return self.Value("i", item)
+        if not is_handle(item):
+            raise TypeError(
+                f"{item!r}: a shared list holds integers, or shared objects and lists of these; "
+                "keep tensors and other data in slots"
+            )
+        which = next(n for n, kind in enumerate(_APPENDED) if isinstance(item, kind))
+        self._take(_APPEND, which, None)
+        return item
+
+    def Array(self, typecode: Any, sequence: Any, *, name: str | None = None) -> Any:
+        """As `list`, of integers: these, or as many zeros."""
+        return self.list([0] * sequence if isinstance(sequence, int) else sequence, name=name)
+
+    def dict(self, *args: Any, **kwargs: Any) -> SharedDict:
+        """A dict of integers and shared objects, with strings or integers as keys.
+
+        Integers are put by the process that makes it first.
+        """
+        filled: dict[Any, Any] = dict(*args, **kwargs)
+        position, new = self._take(_DICT, 0, None)
+        made = SharedDict(self._open(), self._array("dict", None, position))
+        made.update((key, item) for key, item in filled.items() if not is_integer(item))
+
+        def fill() -> None:
+            made.update((key, item) for key, item in filled.items() if is_integer(item))
+
+        self._ready(position, new, fill)
+        return made
+
+    def __getattr__(self, what: str) -> Any:
+        instead = _INSTEAD.get(what)
+        if instead is None:
+            raise AttributeError(f"a farcell.Manager has no {what!r}")
+        raise AttributeError(f"a farcell.Manager has no {what}: {instead}")
 
     def __repr__(self) -> str:
         return f"<farcell.Manager {self._name!r} at {self.address}, {self._next} positions>"

@@ -6,10 +6,11 @@
 
 use super::link::Link;
 use super::reading::Begun;
-use super::state::{Answer, State, Wait, take_done};
-use super::{Failure, Waited};
+use super::state::{Answer, Grant, State, Wait, take_done};
+use super::{Failure, Waited, frame};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
+use crate::wire::{AcquireRecord, Tag};
 use crossbeam::sync::{Parker, Unparker};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,7 +19,12 @@ use std::time::{Duration, Instant};
 const LINGER: Duration = Duration::from_secs(2);
 
 /// What is called with the answer of a wait.
-pub(crate) struct Then(pub Box<dyn FnOnce(Result<Waited, Failure>) + Send>);
+pub(crate) enum Then {
+    /// Of cells.
+    Woken(Box<dyn FnOnce(Result<Waited, Failure>) + Send>),
+    /// Of a claim.
+    Granted(Box<dyn FnOnce(Result<Grant, Failure>) + Send>),
+}
 
 impl std::fmt::Debug for Then {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -62,6 +68,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// What has ended already.
+    pub(crate) fn over() -> Pending {
+        Pending { link: Weak::new(), id: 0 }
+    }
+
     /// Gives the wait up. Its function is called all the same, with
     /// [`Error::Cancelled`] unless the wait was satisfied just before. Does not
     /// wait for that.
@@ -77,12 +88,11 @@ impl Pending {
 impl State {
     /// Ends every wait without a thread like this.
     pub(super) fn end_later(&mut self, error: impl Fn() -> Error) {
-        for wait in self.waits.values_mut() {
-            if let Some(then) = wait.then.take() {
-                wait.abandoned = true;
-                wait.cancelling = true;
-                self.ended.push(Ended { then, answer: Err(error().into()) });
-            }
+        let later = self.waits.iter_mut().filter_map(|(&id, wait)| Some((id, wait.then.take()?)));
+        for (id, then) in later.collect::<Vec<_>>() {
+            // What a claim may have got by now goes back.
+            self.abandon(id);
+            self.ended.push(Ended { then, answer: Err(error().into()) });
         }
         if !self.ended.is_empty() {
             self.pump.wake();
@@ -96,8 +106,14 @@ impl State {
 
 impl Link {
     /// Sends a wait, and has `then` called with what becomes of it, on a
-    /// thread of the link's. `then` must not block for long.
-    pub(crate) fn wait_then(&self, mut frame: Vec<u8>, then: Then) -> Result<Pending, Failure> {
+    /// thread of the link's. `then` must not block for long. `bound`: it fails
+    /// when the session is lost.
+    pub(crate) fn wait_then(
+        &self,
+        mut frame: Vec<u8>,
+        bound: bool,
+        then: Then,
+    ) -> Result<Pending, Failure> {
         self.check()?;
         let _writing = lock(&self.writing);
         let mut state = lock(&self.state);
@@ -119,19 +135,19 @@ impl Link {
         let id = state.next_wait;
         state.next_wait += 1;
         frame[8..16].copy_from_slice(&id.to_le_bytes());
-        let bytes = Arc::new(frame);
-        state.waits.insert(
-            id,
-            Wait {
-                bytes: bytes.clone(),
-                cancelling: false,
-                abandoned: false,
-                answer: None,
-                sleeper: None,
-                bound: false,
-                then: Some(then),
-            },
-        );
+        let mut wait = Wait {
+            bytes: Arc::new(frame),
+            cancelling: false,
+            abandoned: false,
+            answer: None,
+            sleeper: None,
+            bound,
+            then: Some(then),
+        };
+        // The session of now: with the next one it is claimed anew.
+        wait.claim_with(state.welcome.seat);
+        let bytes = wait.bytes.clone();
+        state.waits.insert(id, wait);
         // Only one that has nothing to do needs to hear of more.
         if let Some(idle) = state.pump.idle.take() {
             idle.unpark();
@@ -142,6 +158,12 @@ impl Link {
             self.write(&socket, &[&done, &bytes]);
         }
         Ok(Pending { link: self.me.clone(), id })
+    }
+
+    /// Queues for a lock or a permit, as [`queue`](Link::queue), and has `then`
+    /// called with what was had. The record's seat is filled in.
+    pub(crate) fn queue_then(&self, record: AcquireRecord, then: Then) -> Result<Pending, Failure> {
+        self.wait_then(frame(Tag::Acquire, &[bytemuck::bytes_of(&record)]), false, then)
     }
 
     fn cancel_later(&self, id: u64) {
@@ -192,16 +214,25 @@ impl Link {
                 |state, sleeper| state.pump.sleeper = sleeper,
             );
             for Ended { then, answer } in ended {
-                (then.0)(match answer {
+                let senseless = || self.senseless("another answer than that of a wait");
+                let answer = match answer {
                     Ok(Answer::Waited(Waited { satisfied: false, .. })) => {
                         Err(Error::Cancelled.into())
                     }
-                    Ok(Answer::Waited(waited)) => Ok(waited),
-                    Ok(Answer::Told(..) | Answer::Granted(_)) => {
-                        Err(self.senseless("another answer than that of a wait"))
-                    }
-                    Err(failure) => Err(failure),
-                });
+                    answer => answer,
+                };
+                match then {
+                    Then::Woken(then) => then(match answer {
+                        Ok(Answer::Waited(waited)) => Ok(waited),
+                        Ok(_) => Err(senseless()),
+                        Err(failure) => Err(failure),
+                    }),
+                    Then::Granted(then) => then(match answer {
+                        Ok(Answer::Granted(grant)) => Ok(grant),
+                        Ok(_) => Err(senseless()),
+                        Err(failure) => Err(failure),
+                    }),
+                }
             }
             let begun = Instant::now();
             loop {

@@ -17,6 +17,7 @@ pub(crate) use beside::{Begun as SlotBegun, Claimed, Look, SlotAt};
 pub use later::Pending;
 pub(crate) use later::Then;
 pub(crate) use link::{Link, Settings};
+pub(crate) use state::Grant;
 pub(crate) use waits::Patience;
 
 use super::{CellOp, Failure, Transport, Waited};

@@ -380,13 +380,19 @@ impl State {
         self.holds.clear();
         // What the server has rung for the session before means nothing now.
         self.bell = None;
+        let lost = || Failure::from(Error::LeaseLost { what: format!("{addr}: a wait") });
         for wait in self.waits.values_mut().filter(|wait| wait.bound && wait.answer.is_none()) {
-            let what = format!("{addr}: a wait");
-            wait.answer = Some(Err(Error::LeaseLost { what }.into()));
+            if let Some(then) = wait.then.take() {
+                self.ended.push(Ended { then, answer: Err(lost()) });
+                self.pump.wake();
+                continue;
+            }
+            wait.answer = Some(Err(lost()));
             if let Some(sleeper) = wait.sleeper.take() {
                 sleeper.unpark();
             }
         }
+        self.waits.retain(|_, wait| !wait.bound || wait.answer.is_some());
     }
 
     /// The server stops, and has carried out nothing that came over this

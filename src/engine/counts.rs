@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// One more than the largest code of an operation, of a kind and of a way.
 const OPS: usize = Op::ALL.len() + 1;
-const KINDS: usize = Kind::ALL.len() + 1;
-const WAYS: usize = 4;
+pub(super) const KINDS: usize = Kind::ALL.len() + 1;
+pub(super) const WAYS: usize = 4;
 
 /// Adds to a number that only this thread changes: no atomic addition is needed.
 #[inline]
@@ -26,32 +26,19 @@ fn bump(number: &AtomicU64, by: u64) {
 #[derive(Debug, Default)]
 pub struct Counts {
     /// By way of the session, kind of the array and operation.
-    operations: [[[AtomicU64; OPS]; KINDS]; WAYS],
+    pub(super) operations: [[[AtomicU64; OPS]; KINDS]; WAYS],
     /// Numbered requests.
-    requests: AtomicU64,
+    pub(super) requests: AtomicU64,
     /// Waits and claims.
-    waits: AtomicU64,
+    pub(super) waits: AtomicU64,
     /// Cells changed in shared memory and rung for over a connection.
-    rings: AtomicU64,
+    pub(super) rings: AtomicU64,
 }
 
 impl Counts {
     #[inline]
     pub(super) fn operations(&self, way: u8, kind: Kind, op: Op, by: u64) {
         bump(&self.operations[usize::from(way & 3)][kind as usize][op as usize], by);
-    }
-
-    /// Operations of sessions of this way, on arrays of this kind.
-    #[must_use]
-    pub fn of(&self, way: Way, kind: Kind, op: Op) -> u64 {
-        self.operations[way as usize][kind as usize][op as usize].load(Ordering::Relaxed)
-    }
-
-    /// Numbered requests, waits and claims, and cells that were rung for.
-    #[must_use]
-    pub fn frames(&self) -> (u64, u64, u64) {
-        let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        (read(&self.requests), read(&self.waits), read(&self.rings))
     }
 }
 
@@ -150,47 +137,4 @@ pub struct Events {
 /// Counts in one of the [`Events`].
 pub(super) fn add(number: &AtomicU64, by: u64) {
     number.fetch_add(by, Ordering::Relaxed);
-}
-
-/// How it stands with an engine at a moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// Sessions, by their [`Way`]: those that may write, those that may not.
-    pub sessions: [[u64; 2]; WAYS],
-    /// Sessions of which nothing was heard for more than half of their lease.
-    pub silent: u64,
-    /// Waits that are parked.
-    pub parked: u64,
-    /// Waits that sleep in shared memory, as their clients say.
-    pub sleeping: u64,
-    /// Of the parked ones: claims of locks and of permits.
-    pub queued: [u64; 2],
-    /// Cells of the segment, those that no array has, and those of the largest
-    /// free piece.
-    pub cells: [u64; 3],
-    /// Arrays, by the code of their kind.
-    pub arrays: [u64; KINDS],
-    /// Locks that are held.
-    pub locks_held: u64,
-    /// Barriers that are broken.
-    pub barriers_broken: u64,
-    /// Bytes of messages: taken, and the most.
-    pub payload: [u64; 2],
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_code_has_its_place() {
-        let counts = Counts::default();
-        for (i, op) in Op::ALL.into_iter().enumerate() {
-            for kind in Kind::ALL {
-                counts.operations(Way::Shm as u8, kind, op, i as u64 + 1);
-                assert_eq!(counts.of(Way::Shm, kind, op), i as u64 + 1);
-                assert_eq!(counts.of(Way::Tcp, kind, op), 0);
-            }
-        }
-    }
 }

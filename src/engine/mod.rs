@@ -24,19 +24,23 @@ mod peers;
 mod request;
 mod session;
 mod slots;
+#[cfg(feature = "metrics")]
+mod standing;
 mod sync;
 #[cfg(test)]
 mod tests;
 
 pub use actor::{Actor, Swap};
 pub use brought::Brought;
-pub use counts::{Counts, Events, Standing};
+pub use counts::{Counts, Events};
 pub use former::{Former, Formers, Left, Note, Roster, check_former};
 pub use journal::Journal;
 pub use peers::{Gone, MAX_LOST, MAX_PEER_NAME, Way};
 pub use request::Next;
 pub use session::Route;
 pub use slots::{Begun, SlotRow, Writing};
+#[cfg(feature = "metrics")]
+pub use standing::Standing;
 
 use actor::replace_all;
 use counts::add;

@@ -1,8 +1,8 @@
 //! What a server has, who waits and who holds: lists and numbers for people.
 
 use super::actor::Actor;
-use super::counts::{Standing, add};
-use super::peers::{Fell, Way, nanos};
+use super::counts::add;
+use super::peers::{Fell, Way};
 use super::request::{Refused, finish_words};
 use super::session::Session;
 use super::sync::{arrays, millis, owner};
@@ -351,48 +351,5 @@ impl<A: Actor> Engine<A> {
             member.fell.push(Fell { wanted, reason, text });
         }
         Ok(())
-    }
-
-    /// How it stands. Looks at every lock and barrier, and takes each of the
-    /// engine's locks for a moment.
-    #[cfg(any(test, feature = "metrics"))]
-    pub fn standing(&self, now: Duration) -> Standing {
-        let mut standing = Standing {
-            sleeping: self.actor.sleepers(None) as u64,
-            payload: self.payload(),
-            ..Standing::default()
-        };
-        for (_, member) in lock(&self.peers).after(0) {
-            if member.gone.is_none() {
-                standing.sessions[member.way as usize][usize::from(member.reads_only)] += 1;
-                let silent = nanos(now).saturating_sub(nanos(member.last_heard()));
-                standing.silent += u64::from(u128::from(silent) * 2 > self.lease.as_nanos());
-            }
-        }
-        {
-            let catalog = self.catalogued();
-            let (free, largest) = catalog.free_cells();
-            standing.cells = [catalog.capacity().into(), free, largest];
-            for entry in catalog.list("", usize::MAX) {
-                standing.arrays[entry.form.kind as usize] += 1;
-                for place in entry.base..entry.base + entry.extent {
-                    match entry.form.kind {
-                        Kind::Lock => {
-                            let held = Lock::of(self.actor.load(place)).seat != 0;
-                            standing.locks_held += u64::from(held);
-                        }
-                        Kind::Barrier => {
-                            let broken = Barrier::of(self.actor.load(place)).broken;
-                            standing.barriers_broken += u64::from(broken);
-                        }
-                        _ => break,
-                    }
-                }
-            }
-        }
-        let parking = lock(&self.parking);
-        standing.parked = parking.len() as u64;
-        standing.queued = parking.queued();
-        standing
     }
 }

@@ -86,6 +86,7 @@ pub enum Begun {
 
 impl<A: Actor> Engine<A> {
     /// Bytes that messages take up, and the most that they may.
+    #[cfg(feature = "metrics")]
     pub(super) fn payload(&self) -> [u64; 2] {
         // Relaxed: a number for people.
         [self.budget.used.load(Ordering::Relaxed), self.budget.limit]

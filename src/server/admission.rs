@@ -41,10 +41,9 @@ impl Worker {
         self.strangers.push_back((Instant::now() + HANDSHAKE_TIME, key, serial));
         if self.strangers.len() > self.shared.most_strangers
             && let Some((_, key, serial)) = self.strangers.pop_front()
+            && self.drop_stranger(key, serial, "made room for newer strangers")
         {
-            if self.drop_stranger(key, serial, "made room for newer strangers") {
-                self.shared.tolls.turn(Turned::Crowded);
-            }
+            self.shared.tolls.turn(Turned::Crowded);
         }
     }
 

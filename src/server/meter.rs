@@ -93,6 +93,7 @@ impl Turned {
     ];
 
     /// A label of metrics: the same for ever.
+    #[cfg(feature = "metrics")]
     pub const fn name(self) -> &'static str {
         match self {
             Turned::Version => "version",

@@ -189,8 +189,7 @@ impl Serve {
             metrics: server.metrics_addrs().iter().map(ToString::to_string).collect(),
         };
         let told = ready.told();
-        let ready_file =
-            self.ready_file.map(|path| ReadyFile::write(&path, &told)).transpose()?;
+        let ready_file = self.ready_file.map(|path| ReadyFile::write(&path, &told)).transpose()?;
         ready_fd.map_or(Ok(()), |fd| fd.write(&told))?;
         out.print(describe(&ready, asked), &ready)?;
 

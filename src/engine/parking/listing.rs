@@ -2,6 +2,7 @@
 
 use super::{Parked, Parking, State, Waiter, Want};
 use crate::cell::Condition;
+#[cfg(feature = "metrics")]
 use crate::cell::sync::Claim;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,7 @@ impl Parking {
 
     /// How many queue for locks, and for permits.
     #[must_use]
+    #[cfg(feature = "metrics")]
     pub fn queued(&self) -> [u64; 2] {
         let mut queued = [0; 2];
         for (_, waiter) in &self.waiters {

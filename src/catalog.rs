@@ -40,6 +40,10 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Every kind, in the order of its code.
+    pub const ALL: [Kind; 6] =
+        [Kind::Event, Kind::Counter, Kind::Lock, Kind::Barrier, Kind::Semaphore, Kind::Slots];
+
     /// The kind with this wire code.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Kind> {

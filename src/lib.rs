@@ -104,9 +104,10 @@ pub use catalog::{Form, Kind, NameError};
 pub use cell::Comparison;
 pub use client::{
     ArrayInfo, Barrier, BarrierArray, BarrierWait, Batch, Cell, Client, ClientBuilder, Counter,
-    CounterArray, Counters, Event, EventArray, Events, Holding, HoldingKind, Lock, LockArray,
-    LockGuard, Member, Outcome, Received, Registered, Semaphore, SemaphoreArray, ServerInfo, Slot,
-    SlotArray, SlotBorrow, SlotWrite, TransportChoice, TransportReport, WaitOptions, Woken, launch,
+    CounterArray, Counters, Event, EventArray, Events, Fallback, Held, HeldState, Holding,
+    HoldingKind, Lock, LockArray, LockGuard, Member, Outcome, Received, Registered, Semaphore,
+    SemaphoreArray, ServerInfo, Slot, SlotArray, SlotBorrow, SlotWrite, Tally, TransportChoice,
+    TransportReport, WaitOptions, WaitedCell, Waiting, WaitingHow, Woken, launch,
 };
 pub use error::{Error, Parted, Result};
 pub use keyfile::{

@@ -16,11 +16,17 @@ use crate::layout::Run;
 use bytemuck::{Pod, Zeroable};
 
 mod listing;
+mod overview;
 mod refusal;
 mod shm;
 mod sync;
 
 pub use listing::{InfoRecord, ListRecord};
+pub use overview::{
+    FellReason, FellRecord, HeldRecord, HoldersHead, LISTED_PARTIES, LOOKED_AT, MAX_FELL_TEXT,
+    PartyAtRecord, SINCE_UNKNOWN, TallyRecord, WAITING_CELLS, WAITING_PEERS, WaitedRecord,
+    WaitingRecord, WaitsAfter, plain_text,
+};
 pub use refusal::Refusal;
 pub use shm::ShmRecord;
 pub use sync::{
@@ -179,6 +185,23 @@ pub enum Tag {
     ShmRefused = 86,
     /// The server stops; no request behind the last reply was carried out.
     GoingAway = 96,
+    /// Request: [`WaitsAfter`]: who waits? Reply: [`Tag::WaitsListed`].
+    Waits = 120,
+    /// Request: the cell to start with, 4 bytes: which locks, barriers and
+    /// semaphores does anyone hold or want? Reply: [`Tag::HoldersListed`].
+    Holders = 121,
+    /// Request: the seat after which to start, 4 bytes: how busy is everyone?
+    /// Reply: [`Tag::TalliesListed`].
+    Tallies = 122,
+    /// [`FellRecord`] and why, in words: the client does not have this transport.
+    /// Not answered.
+    Fell = 123,
+    /// Reply: [`WaitingRecord`]s, each with what belongs to it.
+    WaitsListed = 125,
+    /// Reply: [`HoldersHead`] and [`HeldRecord`]s, each with what belongs to it.
+    HoldersListed = 126,
+    /// Reply: [`TallyRecord`]s, each with what belongs to it.
+    TalliesListed = 127,
 }
 
 impl Tag {
@@ -230,6 +253,13 @@ impl Tag {
             85 => Tag::ShmOpened,
             86 => Tag::ShmRefused,
             96 => Tag::GoingAway,
+            120 => Tag::Waits,
+            121 => Tag::Holders,
+            122 => Tag::Tallies,
+            123 => Tag::Fell,
+            125 => Tag::WaitsListed,
+            126 => Tag::HoldersListed,
+            127 => Tag::TalliesListed,
             _ => return None,
         })
     }

@@ -2,11 +2,12 @@
 
 use super::{TransportChoice, TransportReport};
 use crate::auth::Domain;
+use crate::engine::Way;
 use crate::error::{Error, Result};
-use crate::transport::Transport;
 use crate::transport::rdma::{self, Rdma, RdmaSettings};
 use crate::transport::shm::{Quicker, Shm};
 use crate::transport::tcp::Link;
+use crate::transport::{Transport, fell};
 use std::sync::Arc;
 
 /// What a client and its handles share.
@@ -56,7 +57,10 @@ impl Core {
             only_tcp: choice == TransportChoice::Tcp,
         };
         if core.only_tcp {
-            core.reasons.push("tcp was asked for".to_owned());
+            let why = "tcp was asked for";
+            core.reasons.push(why.to_owned());
+            fell::tell(&core.link, Way::Shm, why);
+            fell::tell(&core.link, Way::Rdma, why);
             return Ok(core);
         }
         // In the domain of an adapter changes go through it, also those of one
@@ -81,7 +85,10 @@ impl Core {
                 }
                 // Dropping the core ends the session.
                 Err(why) if choice == TransportChoice::Shm => return Err(Error::Shm { why }),
-                Err(why) => core.reasons.insert(0, format!("no shared memory: {why}")),
+                Err(why) => {
+                    fell::tell(&core.link, Way::Shm, &why);
+                    core.reasons.insert(0, format!("no shared memory: {why}"));
+                }
             }
             if core.rdma.is_none() && core.link.welcome().domain != Domain::Hca {
                 core.open_rdma(choice, settings)?;
@@ -103,6 +110,10 @@ impl Core {
                 Err(Error::Rdma { what: reasons.join("; ") })
             }
             Err(reasons) => {
+                // A library that is not there is why, whatever the server offers.
+                let lacking = rdma::lacking(&self.link);
+                let why = lacking.unwrap_or_else(|| reasons.join("; "));
+                fell::tell(&self.link, Way::Rdma, &why);
                 self.reasons.extend(reasons);
                 Ok(())
             }

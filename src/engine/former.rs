@@ -6,6 +6,7 @@
 //! client that comes back takes it up; one that does not is lost as any other.
 
 use super::actor::{Actor, replace_all};
+use super::counts::add;
 use super::peers::{Bequest, Gone, MAX_PARTIES, Member};
 use super::request::{Gathered, Refused, check, fits};
 use super::session::Session;
@@ -203,6 +204,8 @@ impl<A: Actor> Engine<A> {
         let mut fresh = Session::new(id, newcomer.access, newcomer.next_request, now);
         fresh.route = Some(newcomer.route);
         (fresh.seat, fresh.heard) = (locked.seat, locked.heard.clone());
+        fresh.tally = locked.tally.clone();
+        add(&self.events.resumed, 1);
         (fresh.released, fresh.may_hold) = (locked.released, true);
         fresh.hear(now);
         *locked = fresh;

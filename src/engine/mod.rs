@@ -15,27 +15,35 @@
 
 mod actor;
 mod brought;
+mod counts;
 mod former;
 mod journal;
+mod overview;
 mod parking;
 mod peers;
 mod request;
 mod session;
 mod slots;
+#[cfg(feature = "metrics")]
+mod standing;
 mod sync;
 #[cfg(test)]
 mod tests;
 
 pub use actor::{Actor, Swap};
 pub use brought::Brought;
+pub use counts::{Counts, Events};
 pub use former::{Former, Formers, Left, Note, Roster, check_former};
 pub use journal::Journal;
 pub use peers::{Gone, MAX_LOST, MAX_PEER_NAME, Way};
 pub use request::Next;
 pub use session::Route;
 pub use slots::{Begun, SlotRow, Writing};
+#[cfg(feature = "metrics")]
+pub use standing::Standing;
 
 use actor::replace_all;
+use counts::add;
 use peers::{Member, Peers};
 use session::Session;
 use slots::Budget;
@@ -43,6 +51,7 @@ use slots::Budget;
 use crate::auth::Access;
 use crate::catalog::{Catalog, CatalogError, Entry, Form};
 use crate::wire::{self, BrokenRecord, FiredRecord, Refusal, Tag};
+use crossbeam::utils::CachePadded;
 use parking::{Done, Ended, Parking};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -63,6 +72,8 @@ pub struct Out {
     /// then: with a session goes its hold on the cells of removed arrays, which
     /// may be given to another array from then on.
     pub ended: Vec<Over>,
+    /// What whoever drives the engine with this has done.
+    pub counts: Arc<CachePadded<Counts>>,
 }
 
 /// A session that has ended.
@@ -130,6 +141,8 @@ pub struct Engine<A> {
     journal: Option<Mutex<Box<dyn Journal>>>,
     /// Cells of arrays that were removed in a former life are still out of use.
     quarantine: AtomicBool,
+    /// What has happened so far.
+    pub events: Events,
 }
 
 /// A lock whose holder panicked: the data behind every lock here is whole
@@ -166,6 +179,7 @@ impl<A: Actor> Engine<A> {
             peers: Mutex::default(),
             sessions: Mutex::default(),
             journal: None,
+            events: Events::default(),
         }
     }
 
@@ -219,6 +233,7 @@ impl<A: Actor> Engine<A> {
             if locked.access == newcomer.access && !locked.ended {
                 out.close.extend(locked.route.replace(newcomer.route));
                 locked.hear(now);
+                add(&self.events.resumed, 1);
                 lock(&self.parking).reroute(id, Some(newcomer.route));
                 let seat = locked.seat;
                 drop(locked);
@@ -229,7 +244,8 @@ impl<A: Actor> Engine<A> {
         let mut session = Session::new(id, newcomer.access, newcomer.next_request, now);
         session.route = Some(newcomer.route);
         let member = Member::new(id, newcomer.access == Access::ReadOnly, now);
-        session.heard = member.heard.clone();
+        (session.heard, session.tally) = (member.heard.clone(), member.tally.clone());
+        add(&self.events.begun, 1);
         session.seat = lock(&self.peers).sit_down(member);
         let seat = session.seat;
         let session = Arc::new(Mutex::new(session));
@@ -252,6 +268,7 @@ impl<A: Actor> Engine<A> {
     /// ended, and is not carried out.
     fn end(&self, session: &mut Session, how: Gone, out: &mut Out) {
         session.ended = true;
+        add(&self.events.ended[how as usize], 1);
         let id = session.id;
         out.ended.push(Over { id, session: lock(&self.sessions).remove(&id) });
         let mut done = Vec::new();

@@ -30,6 +30,7 @@ use crate::cell::{self, Comparison, Condition, WAITING};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most cells that the waits of one session may have at once: those that they
 /// are parked on, and those in answers that are not yet acknowledged.
@@ -142,6 +143,8 @@ struct Waiter {
     fired: Vec<Fired>,
     /// The peers that it names.
     peers: Box<[Arc<str>]>,
+    /// When it was parked.
+    since: Duration,
 }
 
 impl Waiter {
@@ -176,6 +179,7 @@ struct SessionWaits {
 }
 
 mod claims;
+mod listing;
 
 /// The table of waiters.
 #[derive(Debug, Default)]
@@ -187,6 +191,8 @@ pub struct Parking {
     watchers: HashMap<Arc<str>, Vec<usize>>,
     /// Cells that may lack their waiting bit, or have it with nobody parked.
     untidy: VecDeque<u32>,
+    /// As it was told last.
+    now: Duration,
 }
 
 impl Parking {
@@ -262,7 +268,8 @@ impl Parking {
         }
         let already: Vec<u32> = fired.iter().map(|f| f.index).collect();
         let targets_of = settled.into();
-        let waiter = Waiter { id, need, targets: targets_of, fired, peers: Box::default() };
+        let (peers, since) = (Box::default(), self.now);
+        let waiter = Waiter { id, need, targets: targets_of, fired, peers, since };
         let key = self.waiters.insert(waiter);
         session.waits.insert(id.wait, State::Parked(key));
         let mut already = already.into_iter().peekable();

@@ -1,11 +1,13 @@
 //! Who is here, by what name, and what they leave behind: seats, names,
 //! barrier parties, wills. Pure bookkeeping, under one lock.
 
+use super::counts::Tally;
 use super::former::{Note, Roster};
 use crate::auth::Access;
 use crate::catalog::Entry;
 use crate::cell::Op;
 use crate::cell::sync::MAX_SEAT;
+use crate::wire::FellReason;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -82,6 +84,30 @@ pub enum Way {
     Shm = 3,
 }
 
+impl Way {
+    /// The way with this wire code.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Way> {
+        Some(match code {
+            1 => Way::Tcp,
+            2 => Way::Rdma,
+            3 => Way::Shm,
+            _ => return None,
+        })
+    }
+}
+
+/// A way that a client does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fell {
+    /// Which.
+    pub wanted: Way,
+    /// Why.
+    pub reason: FellReason,
+    /// The same in words.
+    pub text: String,
+}
+
 /// What is known of one session.
 #[derive(Debug)]
 pub struct Member {
@@ -95,6 +121,10 @@ pub struct Member {
     pub heard: Arc<AtomicU64>,
     /// By which way its operations go.
     pub way: Way,
+    /// What it has asked for.
+    pub tally: Arc<Tally>,
+    /// The ways that it does not have, and why.
+    pub fell: Vec<Fell>,
     /// It may read only.
     pub reads_only: bool,
     /// It has had locks open, so it may hold some.
@@ -121,6 +151,8 @@ impl Member {
             began: now,
             heard: Arc::new(AtomicU64::new(nanos(now))),
             way: Way::Tcp,
+            tally: Arc::default(),
+            fell: Vec::new(),
             reads_only,
             may_hold: false,
             parties: HashSet::new(),

@@ -2,7 +2,7 @@
 
 use super::actor::{Actor, change_all, execute, replace_all};
 use super::parking::{Target, WaitId};
-use super::peers::Gone;
+use super::peers::{Gone, nanos};
 use super::session::{Arrival, Session};
 use super::{Done, Engine, Out, deliver, lock, push_ended};
 use crate::auth::Access;
@@ -10,8 +10,8 @@ use crate::catalog::{Catalog, CatalogError, Entry, Form, Kind};
 use crate::cell::{Change, Condition, Op, TOMBSTONE, change, must_ring, pack, sync};
 use crate::layout::{Run, Shape};
 use crate::wire::{
-    self, Header, InfoRecord, ListRecord, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord,
-    RunsHead, Tag, Violation, WaitHead, WaitRecord,
+    self, Header, OpRecord, OpenRecord, OpenedRecord, Refusal, RunRecord, RunsHead, Tag, Violation,
+    WaitHead, WaitRecord,
 };
 use std::sync::{Arc, PoisonError, RwLockReadGuard};
 use std::time::Duration;
@@ -143,8 +143,14 @@ impl<A: Actor> Engine<A> {
             Tag::Members | Tag::Join | Tag::SetWill | Tag::Party | Tag::WhoBroke | Tag::Release => {
                 self.request(session, tag, header, payload, out, gathered)
             }
-            Tag::Keep => self.request(session, tag, header, payload, out, gathered),
-            Tag::Acquire => self.acquire(session, header.id, payload, out),
+            Tag::Keep | Tag::Waits | Tag::Holders | Tag::Tallies => {
+                self.request(session, tag, header, payload, out, gathered)
+            }
+            Tag::Fell => self.fell(session, payload),
+            Tag::Acquire => {
+                session.tally.wait(&out.counts, nanos(session.last_heard));
+                self.acquire(session, header.id, payload, out)
+            }
             Tag::Forfeit => {
                 let id = WaitId { session: session.id, wait: header.id };
                 let mut parking = lock(&self.parking);
@@ -152,7 +158,10 @@ impl<A: Actor> Engine<A> {
                 self.count(&parking);
                 Ok(())
             }
-            Tag::Wait => self.wait(session, header.id, payload, out),
+            Tag::Wait => {
+                session.tally.wait(&out.counts, nanos(session.last_heard));
+                self.wait(session, header.id, payload, out)
+            }
             Tag::Cancel => {
                 let id = WaitId { session: session.id, wait: header.id };
                 let mut parking = lock(&self.parking);
@@ -183,6 +192,7 @@ impl<A: Actor> Engine<A> {
                     return Err(Violation::Field("place"));
                 }
                 gathered.rung.push(place);
+                session.tally.ring(&out.counts, nanos(session.last_heard));
                 Ok(())
             }
             Tag::Bye => {
@@ -207,6 +217,7 @@ impl<A: Actor> Engine<A> {
         // for one that was seen before, the kept reply tells.
         let reads = match tag {
             Tag::List | Tag::GetInfo | Tag::Members | Tag::WhoBroke => true,
+            Tag::Waits | Tag::Holders | Tag::Tallies => true,
             Tag::Runs => wire::op(wire::take::<RunsHead>(tag, payload)?.0.op)?.is_read(),
             Tag::Ops => {
                 let records = wire::records::<OpRecord>(tag, payload, wire::MAX_OPS)?;
@@ -216,6 +227,7 @@ impl<A: Actor> Engine<A> {
             }
             _ => false,
         };
+        session.tally.request(&out.counts, nanos(session.last_heard));
         match session.arrive(header.id, header.span, reads)? {
             Arrival::New | Arrival::Again => {}
             Arrival::Word(word) => {
@@ -286,21 +298,24 @@ impl<A: Actor> Engine<A> {
         let start = out.reply.len();
         out.reply.resize(start + len, 0);
         let words = out.reply[start..].chunks_exact_mut(8);
+        let way = session.tally.way();
+        session.tally.operations(words.len() as u64);
         // Most frames stay in one array.
         let mut last = None;
         for (record, word) in records.zip(words) {
             let op = wire::op(record.op)?;
-            let base = match last {
-                Some((array, base)) if array == record.array => base,
+            let (base, kind) = match last {
+                Some((array, base, kind)) if array == record.array => (base, kind),
                 _ => {
                     let Some(entry) = session.binding(record.array) else {
                         unreachable!("checked above, and the catalog is locked since")
                     };
-                    last = Some((record.array, entry.base));
-                    entry.base
+                    last = Some((record.array, entry.base, entry.form.kind));
+                    (entry.base, entry.form.kind)
                 }
             };
             let place = base + record.offset;
+            out.counts.operations(way, kind, op, 1);
             let before = self.one(op, place, record.a, record.b, gathered);
             word.copy_from_slice(&before.to_le_bytes());
         }
@@ -336,6 +351,8 @@ impl<A: Actor> Engine<A> {
         let Some(entry) = session.binding(head.array) else {
             unreachable!("there is a run, and it was checked")
         };
+        session.tally.operations(cells);
+        out.counts.operations(session.tally.way(), entry.form.kind, op, cells);
         wire::push(&mut out.reply, Tag::Words, id, &[]);
         let at = out.reply.len() - wire::HEADER;
         let places = runs.flat_map(|run| Run::from(run).offsets().map(|at| entry.base + at));
@@ -489,58 +506,6 @@ impl<A: Actor> Engine<A> {
         replace_all(&self.actor, offsets.map(|offset| entry.base + offset), TOMBSTONE);
     }
 
-    fn list(
-        &self,
-        id: u64,
-        payload: &[u8],
-        out: &mut Out,
-    ) -> Result<Result<(), Refused>, Violation> {
-        let after = wire::name(Tag::List, payload)?;
-        wire::push(&mut out.reply, Tag::Listed, id, &[]);
-        let head = out.reply.len() - wire::HEADER;
-        for entry in self.catalogued().list(after, 1024) {
-            let Form { kind, shape, param } = entry.form;
-            let record = ListRecord {
-                kind: kind as u8,
-                name_len: entry.name.len() as u8,
-                reserved: 0,
-                rows: shape.rows,
-                cols: shape.cols,
-                reserved_too: 0,
-                param,
-            };
-            out.reply.extend_from_slice(bytemuck::bytes_of(&record));
-            out.reply.extend_from_slice(entry.name.as_bytes());
-        }
-        finish_words(&mut out.reply, head);
-        Ok(Ok(()))
-    }
-
-    fn info(
-        &self,
-        id: u64,
-        payload: &[u8],
-        out: &mut Out,
-    ) -> Result<Result<(), Refused>, Violation> {
-        if !payload.is_empty() {
-            return Err(Violation::Size(Tag::GetInfo as u8, payload.len()));
-        }
-        let sessions = self.sessions() as u32;
-        let catalog = self.catalogued();
-        let (free, largest) = catalog.free_cells();
-        let record = InfoRecord {
-            capacity: catalog.capacity().into(),
-            free,
-            largest,
-            sessions,
-            arrays: catalog.len() as u32,
-            parked: (self.parked() + self.actor.sleepers(None)) as u32,
-            reserved: 0,
-        };
-        wire::push(&mut out.reply, Tag::Info, id, &[bytemuck::bytes_of(&record)]);
-        Ok(Ok(()))
-    }
-
     fn wait(
         &self,
         session: &Session,
@@ -554,6 +519,7 @@ impl<A: Actor> Engine<A> {
         let id = WaitId { session: session.id, wait };
         let _catalog = self.catalogued();
         let mut parking = lock(&self.parking);
+        parking.set_time(session.last_heard);
         let answer = if parking.knows(id) {
             // Asked again after a reconnect: the answer does not depend on
             // what the cells or the array look like by now.

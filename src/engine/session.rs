@@ -1,6 +1,7 @@
 //! One authenticated client: what it is called, what it has open, and the
 //! replies that it may ask for again.
 
+use super::counts::Tally;
 use super::peers::nanos;
 use crate::auth::Access;
 use crate::catalog::{Entry, Kind};
@@ -56,6 +57,8 @@ pub struct Session {
     pub seat: u32,
     /// The same as `last_heard`, for those who only list it.
     pub heard: Arc<AtomicU64>,
+    /// What it has asked for.
+    pub tally: Arc<Tally>,
     /// It has handed over what it held: its end is no loss.
     pub released: bool,
     /// It has had an array of locks open.
@@ -97,6 +100,7 @@ impl Session {
             ended: false,
             seat: 0,
             heard: Arc::default(),
+            tally: Arc::default(),
             released: false,
             may_hold: false,
             last_request: next_request.saturating_sub(1),

@@ -85,6 +85,13 @@ pub enum Begun {
 }
 
 impl<A: Actor> Engine<A> {
+    /// Bytes that messages take up, and the most that they may.
+    #[cfg(feature = "metrics")]
+    pub(super) fn payload(&self) -> [u64; 2] {
+        // Relaxed: a number for people.
+        [self.budget.used.load(Ordering::Relaxed), self.budget.limit]
+    }
+
     fn slot_row(&self, session: &Session, array: u16, row: u32) -> Result<SlotRow, Refusal> {
         let entry = session.binding(array).ok_or(Refusal::NoArray)?;
         let Some(payload) = entry.payload.get() else {

@@ -2,6 +2,7 @@
 //! is to be done when a session has ended.
 
 use super::actor::{Actor, execute};
+use super::counts::add;
 use super::parking::{Ended, Parking, WaitId};
 use super::peers::{Bequest, Breach, Gone, Loss, NameRefused, Way};
 use super::request::{Gathered, Refused, check, check_operands, finish_words};
@@ -23,18 +24,18 @@ use std::time::Duration;
 /// Some of the locks of a seat, by cell and token, and how many it has.
 type Held = (Vec<(u32, u64)>, usize);
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The arrays of these kinds, by their first cells.
-fn arrays(catalog: &Catalog, kinds: &[Kind]) -> BTreeMap<u32, Arc<Entry>> {
+pub(super) fn arrays(catalog: &Catalog, kinds: &[Kind]) -> BTreeMap<u32, Arc<Entry>> {
     let all = catalog.list("", usize::MAX);
     all.filter(|e| kinds.contains(&e.form.kind)).map(|e| (e.base, e.clone())).collect()
 }
 
 /// The array that has this cell.
-fn owner(arrays: &BTreeMap<u32, Arc<Entry>>, place: u32) -> Option<&Arc<Entry>> {
+pub(super) fn owner(arrays: &BTreeMap<u32, Arc<Entry>>, place: u32) -> Option<&Arc<Entry>> {
     let (_, entry) = arrays.range(..=place).next_back()?;
     (place - entry.base < entry.extent).then_some(entry)
 }
@@ -53,6 +54,9 @@ impl<A: Actor> Engine<A> {
         let done = match tag {
             Tag::Members => return self.members(session, id, payload, out),
             Tag::WhoBroke => return self.who_broke(session, id, payload, out),
+            Tag::Waits => return self.list_waits(session, id, payload, out),
+            Tag::Holders => return self.list_holders(id, payload, out),
+            Tag::Tallies => return self.list_tallies(session, id, payload, out),
             Tag::Join => self.join(session, payload)?,
             Tag::SetWill => self.set_will(session, payload)?,
             Tag::Party => self.party(session, payload)?,
@@ -210,6 +214,7 @@ impl<A: Actor> Engine<A> {
         let lost =
             names.iter().find_map(|name| Some((*name, peers.loss(name, session.last_heard)?)));
         if let Some((name, loss)) = lost {
+            add(&self.events.told, 1);
             return parking.lost_before(&self.actor, id, name.into(), loss);
         }
         let mut named: Vec<Arc<str>> = names.iter().map(|&name| name.into()).collect();
@@ -235,6 +240,7 @@ impl<A: Actor> Engine<A> {
         let id = WaitId { session: session.id, wait };
         let _catalog = self.catalogued();
         let mut parking = lock(&self.parking);
+        parking.set_time(session.last_heard);
         let claimed = if parking.knows(id) {
             // Asked again after a reconnect; see `wait`.
             Ok((0, Claim::Permit))
@@ -287,6 +293,9 @@ impl<A: Actor> Engine<A> {
                 }
             }
         }
+        if abandoned {
+            add(&self.events.abandoned, freed as u64);
+        }
         freed
     }
 
@@ -326,6 +335,7 @@ impl<A: Actor> Engine<A> {
                 let broken = Barrier { broken: true, ..barrier }.value() << 1;
                 match self.actor.compare_exchange(place, word, broken) {
                     Ok(old) => {
+                        add(&self.events.broken, 1);
                         if is_waiting(old) {
                             gathered.rung.push(place);
                         }
@@ -382,8 +392,11 @@ impl<A: Actor> Engine<A> {
             && how != Gone::Released
         {
             tracing::info!(session, peer = &*name, "a peer is lost");
-            let loss = Loss { how, ago: Duration::ZERO };
+            add(&self.events.lost, 1);
+            let (loss, before) = (Loss { how, ago: Duration::ZERO }, gathered.done.len());
             parking.peer_lost(&self.actor, &name, loss, &mut gathered.done);
+            let told = |done: &&Done| matches!(done.ended, Ended::PeerLost(..));
+            add(&self.events.told, gathered.done[before..].iter().filter(told).count() as u64);
         }
         self.count(&parking);
         drop(parking);
@@ -427,6 +440,7 @@ impl<A: Actor> Engine<A> {
             && let Some(member) = peers.at(seat)
         {
             member.way = way;
+            member.tally.set_way(way);
         }
     }
 

@@ -2,6 +2,7 @@
 //! key.
 
 use super::connection::{Connection, Phase};
+use super::meter::Turned;
 use super::worker::{FIRST_CLIENT, HANDSHAKE_TIME, Worker};
 use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
 use crate::engine::Newcomer;
@@ -40,8 +41,9 @@ impl Worker {
         self.strangers.push_back((Instant::now() + HANDSHAKE_TIME, key, serial));
         if self.strangers.len() > self.shared.most_strangers
             && let Some((_, key, serial)) = self.strangers.pop_front()
+            && self.drop_stranger(key, serial, "made room for newer strangers")
         {
-            self.drop_stranger(key, serial, "made room for newer strangers");
+            self.shared.tolls.turn(Turned::Crowded);
         }
     }
 
@@ -51,6 +53,7 @@ impl Worker {
         };
         let n = bytes.len().min(MAGIC.len());
         if bytes[..n] != MAGIC[..n] {
+            self.shared.tolls.turn(Turned::Stranger);
             self.close(key, "is no farcell client");
             return 0;
         }
@@ -66,10 +69,12 @@ impl Worker {
             }
             Err(Some(denial)) => denial,
             Err(None) => {
+                self.shared.tolls.turn(Turned::Stranger);
                 self.close(key, "is no farcell client");
                 return 0;
             }
         };
+        self.shared.tolls.turn(denial.into());
         let complain = self.may_complain();
         let client = &mut self.clients[key];
         let peer = client.stream().peer_addr().ok();

@@ -3,6 +3,7 @@
 
 use super::connection::Phase;
 use super::loopback::{ServerActor, take_unclear};
+use super::meter::bump;
 use super::worker::Worker;
 use crate::auth::{Proven, ServerHandshake, Welcome};
 use crate::engine::{Begun, Brought, Engine, Out, SharedSession, SlotRow, Writing, lock};
@@ -45,6 +46,17 @@ pub struct Bulk {
     /// The bytes that go behind them: where, from where on, how many, and the
     /// version word before them.
     going: Option<(SlotRow, u64, u64, u64)>,
+    /// Since the last look of the one who counts.
+    moved: Moved,
+}
+
+/// What has gone through a connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    bytes_in: u64,
+    bytes_out: u64,
+    written: u64,
+    read: u64,
 }
 
 /// Why a connection does not go on by itself.
@@ -87,6 +99,7 @@ impl Bulk {
             outbox: Vec::new(),
             sent: 0,
             going: None,
+            moved: Moved::default(),
         }
     }
 
@@ -131,6 +144,7 @@ impl Bulk {
         }
         let n = send(socket, &self.outbox[self.sent..], flags).map_err(io::Error::from)?;
         self.sent += n;
+        self.moved.bytes_out += n as u64;
         if self.sent == self.outbox.len() {
             self.outbox.clear();
             self.sent = 0;
@@ -151,6 +165,7 @@ impl Bulk {
             row.payload.send(row.row, *at, (*left).min(PIECE) as usize, *left <= PIECE, socket)?;
         *at += n as u64;
         *left -= n as u64;
+        self.moved.bytes_out += n as u64;
         if *left == 0 {
             let word = engine.slot_check(row, *before);
             self.outbox.extend_from_slice(&word.to_le_bytes());
@@ -184,6 +199,7 @@ impl Bulk {
         // Of bytes that are thrown away it means nothing.
         *at = at.wrapping_add(n as u64);
         self.left -= n as u64;
+        self.moved.bytes_in += n as u64;
         self.dry = self.left > 0 && n < most;
         Ok(n)
     }
@@ -200,6 +216,7 @@ impl Bulk {
             Err(e) => return Err(io::Error::from(e).into()),
         };
         self.filled += n;
+        self.moved.bytes_in += n as u64;
         if self.filled == self.head.len() {
             self.filled = 0;
             let (tag, request) = slots::request(&self.head).map_err(Stop::Violation)?;
@@ -224,6 +241,7 @@ impl Bulk {
         match tag {
             SlotTag::Read => match engine.slot_read(&session, &request) {
                 Ok((row, reply)) => {
+                    self.moved.read += 1;
                     slots::push(&mut self.outbox, slots::DATA, &reply);
                     if reply.bytes > 0 {
                         self.going = Some((row, request.offset, reply.bytes, reply.word));
@@ -317,7 +335,10 @@ impl Bulk {
         } else if let Some(writing) = self.writing.take_if(|_| commits) {
             let (total, brought) = (request.total, &self.brought);
             match engine.slot_commit(&mut session, &writing, total, brought, out) {
-                Ok(done) => reply = done,
+                Ok(done) => {
+                    reply = done;
+                    self.moved.written += 1;
+                }
                 Err(refusal) => {
                     engine.slot_abandon(&writing, out);
                     self.refuse(&refusal);
@@ -400,6 +421,11 @@ impl Worker {
         take_unclear();
         let engine = &self.shared.engine;
         let result = bulk.work(engine, socket.as_fd(), &mut self.scratch, &mut self.out);
+        let (moved, meter) = (std::mem::take(&mut bulk.moved), &self.shared.meters[self.index]);
+        bump(&meter.message_bytes_in, moved.bytes_in);
+        bump(&meter.message_bytes_out, moved.bytes_out);
+        bump(&meter.messages_in, moved.written);
+        bump(&meter.messages_out, moved.read);
         match result {
             // Its turn is over, and the others have theirs.
             Ok(()) | Err(Stop::Again) => {

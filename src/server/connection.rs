@@ -50,6 +50,8 @@ pub struct Connection {
     pub inbox: Vec<u8>,
     outbox: Vec<u8>,
     sent: usize,
+    /// Bytes that have gone out and have not been counted.
+    written: usize,
 }
 
 impl Connection {
@@ -62,6 +64,7 @@ impl Connection {
             inbox: Vec::new(),
             outbox: Vec::new(),
             sent: 0,
+            written: 0,
         }
     }
 
@@ -116,8 +119,14 @@ impl Connection {
             return self.flush();
         }
         let sent = write(&self.stream, bytes)?;
+        self.written += sent;
         self.queue(&bytes[sent..]);
         Ok(())
+    }
+
+    /// How many bytes have gone out since the last call.
+    pub fn take_written(&mut self) -> u64 {
+        std::mem::take(&mut self.written) as u64
     }
 
     /// What waits to be sent is of no use any more.
@@ -134,7 +143,9 @@ impl Connection {
         if self.outbox.is_empty() {
             return Ok(());
         }
-        self.sent += write(&self.stream, &self.outbox[self.sent..])?;
+        let sent = write(&self.stream, &self.outbox[self.sent..])?;
+        self.sent += sent;
+        self.written += sent;
         if self.sent == self.outbox.len() {
             // An idle client owns no buffer.
             self.outbox = Vec::new();

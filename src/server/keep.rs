@@ -152,9 +152,11 @@ fn write(shared: &Shared, snapshots: &Snapshots) {
     let begun = Instant::now();
     match snapshots.write(&shared.engine, shared.capacity, shared.incarnation) {
         Ok(path) => {
+            shared.tolls.snapshot(true, begun.elapsed(), shared.started.elapsed());
             tracing::debug!(path = %path.display(), took = ?begun.elapsed(), "a snapshot");
         }
         Err(error) => {
+            shared.tolls.snapshot(false, begun.elapsed(), shared.started.elapsed());
             tracing::error!(%error, "a snapshot failed; those before it are as they were");
         }
     }

@@ -7,6 +7,9 @@ mod connection;
 mod keep;
 mod listen;
 mod loopback;
+mod meter;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod pace;
 mod rdma;
 mod shm;
@@ -19,16 +22,18 @@ pub(crate) use shm::{DESK_PLACES, WATCHED_IN_WORD, address_of, boot_id, named_so
 
 use crate::auth::{Domain, Job, Key, Keys};
 use crate::catalog::{CatalogError, Form, Kind};
-use crate::engine::{Engine, Roster};
+use crate::engine::{Counts, Engine, Roster};
 use crate::error::{Error, Result};
 use crate::layout::{MAX_CELLS, Shape};
 use crate::rdma::device_name;
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
 use crate::verbs;
+use crossbeam::utils::CachePadded;
 use farcell_sys::fork::{self, Generation};
 use keep::{Keep, Keeper};
 use loopback::ServerActor;
+use meter::{Meter, Tolls};
 use pace::Pace;
 use rdma::Rdma;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -61,6 +66,9 @@ struct Shared {
     keys: Keys,
     job: Job,
     started: Instant,
+    /// The same by the clock on the wall.
+    #[cfg(feature = "metrics")]
+    began: std::time::SystemTime,
     pace: Pace,
     incarnation: u64,
     capacity: u32,
@@ -70,6 +78,10 @@ struct Shared {
     /// Connections of clients that have lapsed and not let go yet.
     lapsed: AtomicUsize,
     most_strangers: usize,
+    /// What each worker has counted: by the engine, and by itself.
+    counts: Vec<Arc<CachePadded<Counts>>>,
+    meters: Vec<CachePadded<Meter>>,
+    tolls: Tolls,
 }
 
 impl Shared {
@@ -101,6 +113,8 @@ pub struct ServerBuilder {
     break_domain_rule: bool,
     arrays: Vec<(String, Kind, usize, usize, u64)>,
     slot_bytes: Option<u64>,
+    #[cfg(feature = "metrics")]
+    metrics: Option<String>,
 }
 
 /// Whether a server offers RDMA.
@@ -270,6 +284,8 @@ impl ServerBuilder {
             .map(std::net::TcpListener::local_addr)
             .collect::<std::io::Result<Vec<SocketAddr>>>()
             .map_err(|e| Error::os("asking for the port", e))?;
+        #[cfg(feature = "metrics")]
+        let page = self.metrics.as_deref().map(metrics::Page::prepare).transpose()?;
         let count = self.workers.unwrap_or_else(|| {
             std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2))
         });
@@ -300,6 +316,8 @@ impl ServerBuilder {
             keys: self.keys,
             job: self.job,
             started: Instant::now(),
+            #[cfg(feature = "metrics")]
+            began: std::time::SystemTime::now(),
             pace: Pace::new(count),
             incarnation,
             capacity,
@@ -309,6 +327,9 @@ impl ServerBuilder {
             most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
             lapsed: AtomicUsize::new(0),
             most_strangers: (files / 4).clamp(16, 4096),
+            counts: (0..count).map(|_| Arc::default()).collect(),
+            meters: (0..count).map(|_| CachePadded::default()).collect(),
+            tolls: Tolls::default(),
         });
         let roster = roster.map(|file| Box::new(file) as Box<dyn Roster>);
         shared.engine.take_over(formers, roster);
@@ -319,6 +340,8 @@ impl ServerBuilder {
             origin,
             threads: Vec::new(),
             keeper: None,
+            #[cfg(feature = "metrics")]
+            page: None,
             generation: fork::generation(),
         };
         for (name, kind, rows, cols, param) in self.arrays {
@@ -334,6 +357,10 @@ impl ServerBuilder {
                 .spawn(move || worker.run())
                 .map_err(|e| Error::os("starting a worker thread", e))?;
             server.threads.push(thread);
+        }
+        #[cfg(feature = "metrics")]
+        if let Some(page) = page {
+            server.page = Some(metrics::Page::start(page, shared.clone())?);
         }
         server.keeper =
             snapshots.map(|folder| Keeper::start(&shared, folder, every)).transpose()?;
@@ -432,6 +459,8 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     /// Once it serves, if it writes snapshots.
     keeper: Option<Keeper>,
+    #[cfg(feature = "metrics")]
+    page: Option<metrics::Page>,
     generation: Generation,
 }
 
@@ -455,6 +484,8 @@ impl Server {
             break_domain_rule: false,
             arrays: Vec::new(),
             slot_bytes: None,
+            #[cfg(feature = "metrics")]
+            metrics: None,
         }
     }
 
@@ -556,7 +587,13 @@ impl Drop for Server {
             // there is nothing to stop and nobody to wait for.
             self.threads.drain(..).for_each(std::mem::forget);
             std::mem::forget(self.keeper.take());
+            #[cfg(feature = "metrics")]
+            std::mem::forget(self.page.take());
             return;
+        }
+        #[cfg(feature = "metrics")]
+        if let Some(page) = self.page.take() {
+            page.end();
         }
         for mailbox in &self.shared.mailboxes {
             mailbox.post(Mail::Stop);

@@ -2,6 +2,7 @@
 
 use super::connection::Phase;
 use super::loopback::take_unclear;
+use super::meter::bump;
 use super::worker::{MEMORY, Mail, READS_IN_TURN, Worker};
 use crate::engine::{Next, Way, lock};
 use crate::wire::slots::{RdmaSlotsAnswer, SlotsRecord};
@@ -23,6 +24,7 @@ impl Worker {
         // Once for each cell, however often it was rung.
         rung.sort_unstable();
         rung.dedup();
+        bump(&self.meter().doorbells, rung.len() as u64);
         for place in rung.into_iter().filter(|&place| place < self.shared.capacity) {
             self.shared.engine.ring(place, &mut self.out);
         }
@@ -229,13 +231,15 @@ impl Worker {
             }
         }
         let mail = std::mem::take(&mut self.out.mail);
+        let (since, mut answered) = (self.now, 0);
         let single = mail.len() == 1;
         let mut queued = Vec::new();
         for (route, frame) in mail {
             let worker = (route >> 56) as usize;
             if worker != self.index {
-                self.shared.mailboxes[worker].post(Mail::Send(route, frame));
+                self.shared.mailboxes[worker].post(Mail::Wake(route, frame, since));
             } else if let Some(key) = self.client_of(route) {
+                answered += 1;
                 if self.notify(key, &frame) {
                     continue;
                 }
@@ -252,6 +256,9 @@ impl Worker {
         for key in queued {
             self.flush(key);
         }
+        if answered > 0 {
+            self.meter().woke(answered, since.elapsed());
+        }
     }
 
     /// Sends the answer of a wait by the way that the client's operations
@@ -264,7 +271,10 @@ impl Worker {
     }
 
     pub(super) fn send(&mut self, key: usize, bytes: &[u8]) {
-        if let Err(error) = self.clients[key].send(bytes) {
+        let client = &mut self.clients[key];
+        let sent = client.send(bytes);
+        bump(&self.shared.meters[self.index].bytes_out, client.take_written());
+        if let Err(error) = sent {
             tracing::debug!(%error, "cannot send to a client");
             self.close(key, "cannot be sent to");
         }
@@ -275,7 +285,9 @@ impl Worker {
             return;
         };
         let was_clogged = client.is_clogged();
-        if client.flush().is_err() {
+        let sent = client.flush();
+        bump(&self.shared.meters[self.index].bytes_out, client.take_written());
+        if sent.is_err() {
             self.close(key, "cannot be sent to");
             return;
         }
@@ -324,6 +336,7 @@ impl Worker {
                     break;
                 }
             };
+            bump(&self.shared.meters[self.index].bytes_in, n as u64);
             if client.inbox.is_empty() {
                 let used = self.handle(key, &scratch[..n]);
                 if let Some(client) = self.clients.get_mut(key) {

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::alarm::Alarm;
 use super::connection::{Connection, Phase};
+use super::meter::{Meter, Turned};
 use crate::auth::{self, Denial};
 use crate::engine::{Out, Route, lock};
 use crate::wire::{self, Tag};
@@ -52,6 +53,9 @@ pub enum Mail {
     Client(std::net::TcpStream),
     /// Send this to that client.
     Send(Route, Vec<u8>),
+    /// The answer of a wait, for that client, and when the server heard of the
+    /// change.
+    Wake(Route, Vec<u8>, Instant),
     /// Close the connection of that client: its session is elsewhere or over.
     Close(Route),
     /// Say goodbye to every client, and end.
@@ -147,6 +151,7 @@ impl Worker {
         // Edge-triggered, and set anew each time: it need not be read.
         let source = &mut SourceFd(&alarm.timer.as_raw_fd());
         poll.registry().register(source, ALARM, Interest::READABLE)?;
+        let counts = shared.counts[index].clone();
         Ok(Worker {
             shared,
             index,
@@ -161,7 +166,7 @@ impl Worker {
             again: Vec::new(),
             bells_again: false,
             scratch: vec![0; SCRATCH],
-            out: Out::default(),
+            out: Out { counts, ..Out::default() },
             leaving: Vec::new(),
             complaints: (Instant::now(), 0),
             stopping: None,
@@ -267,7 +272,9 @@ impl Worker {
                 break;
             }
             self.strangers.pop_front();
-            self.drop_stranger(key, serial, "did not prove itself in time");
+            if self.drop_stranger(key, serial, "did not prove itself in time") {
+                self.shared.tolls.turn(Turned::Slow);
+            }
         }
         if self.index == 0 {
             self.shared.engine.expire(self.shared.now(), &mut self.out);
@@ -299,13 +306,17 @@ impl Worker {
         *count <= COMPLAINTS
     }
 
-    pub(super) fn drop_stranger(&mut self, key: usize, serial: u32, why: &'static str) {
+    /// Closes a connection that has not become a session. Whether it was one.
+    pub(super) fn drop_stranger(&mut self, key: usize, serial: u32, why: &'static str) -> bool {
         if let Some(client) = self.clients.get(key)
             && client.serial == serial
             && !matches!(client.phase, Phase::Open { .. } | Phase::Beside(_))
         {
+            let proves = matches!(client.phase, Phase::Handshake(_));
             self.close(key, why);
+            return proves;
         }
+        false
     }
 
     pub(super) fn accept(&mut self, i: usize) {
@@ -348,6 +359,12 @@ impl Worker {
                         self.send(key, &frame);
                     }
                 }
+                Mail::Wake(route, frame, since) => {
+                    if let Some(key) = self.client_of(route) {
+                        self.send(key, &frame);
+                        self.meter().woke(1, since.elapsed());
+                    }
+                }
                 Mail::Close(route) => {
                     self.part(route);
                 }
@@ -377,6 +394,11 @@ impl Worker {
                 Phase::Lapsed(_) => self.close(key, "is told no more"),
             }
         }
+    }
+
+    /// What this worker counts.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.shared.meters[self.index]
     }
 
     pub(super) fn keys(&self) -> Vec<usize> {

@@ -1,6 +1,7 @@
 //! How a client's operations reach the cells: one file a transport, one trait.
 
 pub(crate) mod connect;
+pub(crate) mod fell;
 pub(crate) mod keeper;
 pub(crate) mod rdma;
 pub(crate) mod shm;

@@ -23,6 +23,7 @@ mod slot;
 mod snapshot;
 mod surroundings;
 mod take;
+mod top;
 mod wait;
 mod watch;
 
@@ -102,6 +103,7 @@ enum Command {
     Add(add::Add),
     Cas(cas::Cas),
     Watch(watch::Watch),
+    Top(top::Top),
     Bench(bench::Bench),
     Demo(demo::Demo),
     Completions(completions::Completions),
@@ -159,6 +161,7 @@ fn run() -> Result<Answer, Failure> {
         Command::Add(add) => add.run(&connection, &out),
         Command::Cas(cas) => cas.run(&connection, &out),
         Command::Watch(watch) => watch.run(&connection, &out),
+        Command::Top(top) => top.run(connection, &out),
         Command::Bench(bench) => bench.run(&connection, &out),
         Command::Completions(completions) => completions.run(&out, &mut Cli::command()),
     }

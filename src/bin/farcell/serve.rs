@@ -33,10 +33,14 @@ same user find it there. A key never goes on a command line.
 
 JSON, one line when it is ready: {\"address\", \"listening\": [...], \"authkey_file\",
 \"authkey_is_new\", \"pid\", \"rdma\", \"no_rdma\", \"domain\", \"origin\", \"life\",
-\"restored_from\"}; address is the one to give to clients, rdma the device and port or
+\"restored_from\", \"metrics\": [...]}; address is the one to give to clients, rdma the device and port or
 null, no_rdma then why, domain who changes the cells: cpu or hca, origin what it
 began with: nothing, state or snapshot, life which one of that state it is or null,
-restored_from the snapshot or null.
+restored_from the snapshot or null,
+metrics where those are served.
+
+With --metrics a line `metrics HOST:PORT` stands behind the address in the file of
+--ready-file and in what --ready-fd gets.
 
 Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array, state,
 snapshot), 5 any other failure, such as an address in use")]
@@ -102,6 +106,10 @@ pub struct Serve {
     /// the network as others do
     #[arg(long)]
     no_shm: bool,
+    /// Serve metrics for Prometheus at http://HOST:PORT/metrics, and /healthz;
+    /// port 0 takes a free one. Nobody is asked for a key there [default: none]
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<String>,
     /// Write the address to this file, whole, when the server is ready; the
     /// file is removed at the end
     #[arg(long, value_name = "PATH")]
@@ -125,6 +133,16 @@ struct Ready {
     origin: &'static str,
     life: Option<u32>,
     restored_from: Option<PathBuf>,
+    metrics: Vec<String>,
+}
+
+impl Ready {
+    /// What the ready file holds: the address, and where metrics are, if they are,
+    /// in lines behind it.
+    fn told(&self) -> String {
+        let metrics = self.metrics.iter().map(|addr| format!("\nmetrics {addr}"));
+        std::iter::once(self.address.clone()).chain(metrics).collect()
+    }
 }
 
 fn rdma_choice(text: &str) -> Result<RdmaChoice, String> {
@@ -168,10 +186,11 @@ impl Serve {
             origin,
             life,
             restored_from,
+            metrics: server.metrics_addrs().iter().map(ToString::to_string).collect(),
         };
-        let ready_file =
-            self.ready_file.map(|path| ReadyFile::write(&path, &ready.address)).transpose()?;
-        ready_fd.map_or(Ok(()), |fd| fd.write(&ready.address))?;
+        let told = ready.told();
+        let ready_file = self.ready_file.map(|path| ReadyFile::write(&path, &told)).transpose()?;
+        ready_fd.map_or(Ok(()), |fd| fd.write(&told))?;
         out.print(describe(&ready, asked), &ready)?;
 
         // Fails only if the thread that sends is gone, and then we stop too.
@@ -235,6 +254,9 @@ impl Serve {
         if let Some(choice) = &self.rdma {
             builder = builder.rdma(choice.clone());
         }
+        if let Some(addr) = &self.metrics {
+            builder = builder.metrics(addr);
+        }
         if self.no_shm {
             builder = builder.shared_memory(false);
         }
@@ -286,6 +308,9 @@ fn describe(ready: &Ready, asked: bool) -> String {
     }
     if let Some(why) = ready.no_rdma.as_ref().filter(|_| asked) {
         text.push_str(&format!("no RDMA: {why}\n"));
+    }
+    for addr in &ready.metrics {
+        text.push_str(&format!("metrics at http://{addr}/metrics\n"));
     }
     match (ready.origin, ready.life, &ready.restored_from) {
         ("state", Some(life), _) => {

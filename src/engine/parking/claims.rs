@@ -59,7 +59,8 @@ impl Parking {
             }
         }
         let targets = [(place, Want::Claim(claim))].into();
-        let waiter = Waiter { id, need: 1, targets, fired: Vec::new(), peers: Box::default() };
+        let (fired, peers, since) = (Vec::new(), Box::default(), self.now);
+        let waiter = Waiter { id, need: 1, targets, fired, peers, since };
         let key = self.waiters.insert(waiter);
         session.waits.insert(id.wait, State::Parked(key));
         self.cells.entry(place).or_default().push(Parked { waiter: key, index: 0 });

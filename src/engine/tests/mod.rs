@@ -6,6 +6,7 @@ mod hostile;
 mod interleavings;
 mod local;
 mod model;
+mod overview;
 mod schedules;
 mod slots;
 mod sync;

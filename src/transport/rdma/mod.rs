@@ -11,10 +11,11 @@ mod slots;
 pub(crate) use slots::{From as SlotFrom, Into as SlotInto, SlotWay, put as slot_put};
 
 use super::tcp::{Canceller, Link};
-use super::{CellOp, Failure, Transport, Waited};
+use super::{CellOp, Failure, Transport, Waited, fell};
 use crate::auth::Access;
 use crate::cell::sync::{Lock, MAX_TOKEN};
 use crate::cell::{Op, is_suspect, is_waiting};
+use crate::engine::Way;
 use crate::error::Error;
 use crate::layout::Run;
 use crate::rdma::Adapter;
@@ -247,6 +248,7 @@ impl Rdma {
         rails.shut();
         self.bound.write().unwrap_or_else(PoisonError::into_inner).clear();
         self.link.set_bell(None);
+        fell::tell_lost(&self.link, Way::Rdma, &trouble.why);
         // The server then repeats what it has sent us by the rails.
         match self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT) {
             Ok(Some(_)) => {}

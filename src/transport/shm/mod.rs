@@ -20,10 +20,10 @@ pub(crate) use quicker::Quicker;
 pub(crate) use slot::{Fast, Place, Slot};
 
 use super::tcp::{Canceller, Link};
-use super::{CellOp, Failure, Follower, Transport, Waited};
+use super::{CellOp, Failure, Follower, Transport, Waited, fell};
 use crate::auth::{Tenure, Welcome};
 use crate::cell::Op;
-use crate::engine::lock;
+use crate::engine::{Way, lock};
 use crate::error::Error;
 use crate::layout::Run;
 use crate::wire::WaitRecord;
@@ -382,6 +382,7 @@ impl Follower for Shm {
             }
             Err(why) => {
                 tracing::warn!(why, "shared memory is lost");
+                fell::tell_lost(&self.link, Way::Shm, &why);
                 state.lost = why;
             }
         }

@@ -5,7 +5,7 @@ use super::link::Link;
 use crate::auth::{Tenure, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
-use crate::wire::{self, Tag};
+use crate::wire::{self, FellRecord, Tag};
 use std::net::{IpAddr, TcpStream};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -79,6 +79,17 @@ impl Link {
     pub(crate) fn ring(&self, place: u32) {
         let mut frame = Vec::new();
         wire::push(&mut frame, Tag::Ring, 0, &[&place.to_le_bytes()]);
+        let _writing = lock(&self.writing);
+        if let Some(socket) = self.socket() {
+            self.write(&socket, &[&frame]);
+        }
+    }
+
+    /// Tells the server of a transport that is not had. It is not told again if
+    /// this gets lost.
+    pub(crate) fn tell_fell(&self, record: &FellRecord, text: &str) {
+        let mut frame = Vec::new();
+        wire::push(&mut frame, Tag::Fell, 0, &[bytemuck::bytes_of(record), text.as_bytes()]);
         let _writing = lock(&self.writing);
         if let Some(socket) = self.socket() {
             self.write(&socket, &[&frame]);

@@ -326,6 +326,9 @@ impl Link {
             | Tag::Info
             | Tag::Refused
             | Tag::MembersListed
+            | Tag::WaitsListed
+            | Tag::HoldersListed
+            | Tag::TalliesListed
             | Tag::Broken => {
                 let answer = match (tag, payload.first_chunk::<8>()) {
                     (Tag::Words, Some(word)) if payload.len() == 8 => {

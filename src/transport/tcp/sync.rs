@@ -92,14 +92,15 @@ impl Link {
         name: &'static str,
         payload: &[u8],
     ) -> Result<Vec<u8>, Failure> {
-        let reads = matches!(tag, Tag::Members | Tag::WhoBroke);
+        let lists = matches!(tag, Tag::Members | Tag::Waits | Tag::Holders | Tag::Tallies);
+        let reads = lists || tag == Tag::WhoBroke;
         let reply = self.call(Request {
             frame: Frame::many(frame(tag, &[payload])),
             name,
             // Each says how things are to be, whatever they were.
             repeatable: true,
             reads,
-            reply_bytes: HEADER + if tag == Tag::Members { 2 * MEMBERS_BYTES } else { 512 },
+            reply_bytes: HEADER + if lists { 2 * MEMBERS_BYTES } else { 512 },
         })?;
         match reply {
             Reply::Frame(_, bytes) => Ok(bytes),

@@ -12,6 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcgetattr, tcsetwinsize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Read, Write};
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -58,6 +59,10 @@ fn deadlock(site: &Site) -> [Speaker; 2] {
 const NAMED: &str = "rank 0 waits for lock gate 0 1, held by rank 1; \
                      rank 1 waits for lock gate 0 0, held by rank 0";
 
+fn some(n: u16) -> NonZero<u16> {
+    NonZero::new(n).unwrap()
+}
+
 /// A terminal, and what is on it.
 struct Tty {
     master: OwnedFd,
@@ -73,7 +78,7 @@ impl Tty {
         unlockpt(&master).unwrap();
         let name = ptsname(&master, Vec::new()).unwrap();
         let slave = OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, cols, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(some(rows), some(cols), 0)));
         let raw = Arc::new(Mutex::new(Vec::new()));
         let mut reader = File::from(master.try_clone().unwrap());
         let shared = (screen.clone(), raw.clone());
@@ -93,7 +98,7 @@ impl Tty {
     fn resize(&self, rows: u16, cols: u16) {
         let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&self.slave, size).unwrap();
-        self.screen.lock().unwrap().screen_mut().set_size(rows, cols);
+        self.screen.lock().unwrap().screen_mut().set_size(some(rows), some(cols));
     }
 
     fn press(&self, keys: &[u8]) {

@@ -235,7 +235,10 @@ impl Screen {
     }
 
     fn clear(&mut self) -> Result<(), Failure> {
-        self.0.autoresize().and_then(|()| self.0.clear()).map_err(|e| cannot(&e))
+        // `Terminal::clear` would ask the terminal where the cursor is, and the
+        // thread that reads keys would get the answer.
+        let size = self.0.size().map_err(|e| cannot(&e))?;
+        self.0.resize(size.into()).map_err(|e| cannot(&e))
     }
 }
 

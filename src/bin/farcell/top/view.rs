@@ -148,14 +148,7 @@ impl View {
     fn title(&self, model: &Model) -> Line<'static> {
         let mut line = vec![Span::styled("farcell top", bold())];
         line.push(Span::styled(format!("  {}", self.addr), faint()));
-        if let Some(scene) = model.scene() {
-            let info = &scene.info;
-            let used = info.capacity - info.free.min(info.capacity);
-            line.push(Span::raw(format!(
-                "  {} domain  {} sessions  {} waits  {} of {} cells",
-                info.domain, info.sessions, info.parked_waits, used, info.capacity
-            )));
-        }
+        // First what is wrong: the end of the line may not fit.
         match &model.trouble {
             Some(what) => line.push(Span::styled(format!("  {what}"), trouble())),
             None if model.scene().is_none() => line.push(Span::raw("  connecting")),
@@ -163,6 +156,14 @@ impl View {
         }
         if self.paused {
             line.push(Span::styled("  paused", trouble()));
+        }
+        if let Some(scene) = model.scene() {
+            let info = &scene.info;
+            let used = info.capacity - info.free.min(info.capacity);
+            line.push(Span::raw(format!(
+                "  {} domain  {} sessions  {} waits  {} of {} cells",
+                info.domain, info.sessions, info.parked_waits, used, info.capacity
+            )));
         }
         Line::from(line)
     }

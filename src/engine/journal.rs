@@ -41,8 +41,12 @@ impl<A: Actor> Engine<A> {
     }
 
     pub(super) fn note_removed(&self, entry: &Entry, held: bool) -> Result<(), CatalogError> {
-        let Some(journal) = &self.journal else { return Ok(()) };
-        lock(journal).removed(entry, held).map_err(CatalogError::Unkept)
+        if let Some(journal) = &self.journal {
+            lock(journal).removed(entry, held).map_err(CatalogError::Unkept)?;
+        }
+        // Not before it is noted: an array that is there has its messages.
+        self.budget.forget(entry);
+        Ok(())
     }
 
     /// Every array that there is now.

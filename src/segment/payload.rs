@@ -38,7 +38,7 @@ pub struct Claim {
 pub type Claims = HashMap<u32, Claim>;
 
 /// The rows of one array of slots, each a length and a message, in a sealed
-/// memory file of its own, 0 at first.
+/// memory file of its own, 0 at first, or in a file that outlives the server.
 #[derive(Debug)]
 pub struct Payload {
     memory: Segment,
@@ -49,6 +49,8 @@ pub struct Payload {
     areas: Vec<AtomicU32>,
     /// Areas that nobody has had yet begin here.
     next: AtomicU32,
+    /// How many areas there are.
+    end: u32,
     used: Arc<AtomicU64>,
     limit: u64,
     taken: AtomicU64,
@@ -56,31 +58,82 @@ pub struct Payload {
 
 impl Payload {
     /// Maps `rows` rows of `bytes` bytes. What it takes is added to `used`, and
-    /// taken off again when it is dropped. Pages are taken when first touched.
+    /// taken off again when it is dropped. Memory as [`blank`](Self::blank).
     ///
     /// # Errors
     /// As [`Segment::anonymous`]; `OutOfMemory` if `used` would exceed `limit`.
     pub fn new(rows: u32, bytes: u64, used: &Arc<AtomicU64>, limit: u64) -> io::Result<Payload> {
+        let end = rows.saturating_add(spares(rows));
+        Payload::with(rows, bytes, end, used, limit, || Payload::blank(rows, bytes))
+    }
+
+    /// As [`new`](Self::new) in memory that `make` brings, which has room for
+    /// these rows, and where they cannot move: nobody but the server may write to
+    /// it without a claim of the server's. Lengths in it are those of the rows.
+    ///
+    /// # Errors
+    /// Those of `make`; `InvalidInput` for too little memory; `OutOfMemory` if
+    /// `used` would exceed `limit`, and then `make` is not called.
+    pub fn in_memory(
+        rows: u32,
+        bytes: u64,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        make: impl FnOnce() -> io::Result<Segment>,
+    ) -> io::Result<Payload> {
+        Payload::with(rows, bytes, rows, used, limit, make)
+    }
+
+    /// As [`new`](Self::new) in memory made by [`blank`](Self::blank), which has
+    /// messages in it by now.
+    ///
+    /// # Errors
+    /// As [`in_memory`](Self::in_memory).
+    pub fn with_spares(
+        rows: u32,
+        bytes: u64,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        memory: Segment,
+    ) -> io::Result<Payload> {
+        Payload::with(rows, bytes, rows.saturating_add(spares(rows)), used, limit, || Ok(memory))
+    }
+
+    /// A sealed memory file with room for such rows, all 0. Pages are taken when
+    /// first touched.
+    ///
+    /// # Errors
+    /// As [`Segment::anonymous`].
+    pub fn blank(rows: u32, bytes: u64) -> io::Result<Segment> {
+        let all = usize::try_from(extent(rows.saturating_add(spares(rows)), bytes));
+        Segment::sealed(c"farcell slots", all.map_err(|_| io::ErrorKind::InvalidInput)?, false)
+    }
+
+    fn with(
+        rows: u32,
+        bytes: u64,
+        end: u32,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        make: impl FnOnce() -> io::Result<Segment>,
+    ) -> io::Result<Payload> {
         let taken = extent(rows, bytes);
         // Relaxed: a sum, and nothing is published by it.
         let order = Ordering::Relaxed;
         used.fetch_update(order, order, |sum| sum.checked_add(taken).filter(|&sum| sum <= limit))
             .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        // Pages that nobody touches are none.
-        let made = usize::try_from(extent(rows.saturating_add(spares(rows)), bytes))
-            .map_err(|_| io::ErrorKind::InvalidInput.into())
-            .and_then(|taken| Segment::sealed(c"farcell slots", taken, false));
-        let memory = match made {
-            Ok(made) => made,
-            Err(error) => {
-                used.fetch_sub(taken, order);
-                return Err(error);
-            }
-        };
+        let enough = |memory: &Segment| memory.bytes as u64 >= extent(end, bytes);
+        let made = make().and_then(|memory| match enough(&memory) {
+            true => Ok(memory),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        });
+        let memory = made.inspect_err(|_| {
+            used.fetch_sub(taken, order);
+        })?;
         let claims = Default::default();
         let areas = (0..rows).map(AtomicU32::new).collect();
         let (used, next, taken) = (used.clone(), AtomicU32::new(rows), AtomicU64::new(taken));
-        Ok(Payload { memory, rows, bytes, claims, areas, next, used, limit, taken })
+        Ok(Payload { memory, rows, bytes, claims, areas, next, end, used, limit, taken })
     }
 
     /// Where a row begins, in bytes.
@@ -96,7 +149,7 @@ impl Payload {
     pub fn relocate(&self, row: u32) -> bool {
         // Relaxed, all of it: see `start`, and `new`.
         let order = Ordering::Relaxed;
-        let (end, more) = (self.rows + spares(self.rows), pitch(self.bytes));
+        let (end, more) = (self.end, pitch(self.bytes));
         let free = |next: u32| (next < end).then(|| next + 1);
         let fits = |sum: u64| sum.checked_add(more).filter(|&sum| sum <= self.limit);
         if self.used.fetch_update(order, order, fits).is_err() {

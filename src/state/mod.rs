@@ -2,16 +2,16 @@
 //! catalog, and snapshots on disk.
 //!
 //! The folder holds `segment`, the memory itself, which the server maps and
-//! registers; `catalog`, which arrays there are ([`catalog`]); `sessions`, who
-//! was there ([`sessions`]); and `lock`. The kernel keeps all of it when the
-//! server is killed. The names `slots-N` are
-//! kept free for memory beside the segment.
+//! registers; `catalog`, which arrays there are ([`catalog`]); `slots-N`, the
+//! messages of an array ([`slots`]); `sessions`, who was there ([`sessions`]); and
+//! `lock`. The kernel keeps all of it when the server is killed.
 
 mod catalog;
 mod folder;
 mod record;
 mod sealed;
 mod sessions;
+mod slots;
 mod snapshot;
 mod store;
 
@@ -20,7 +20,7 @@ pub use store::{SnapshotInfo, Snapshots, inspect};
 
 use crate::catalog::Catalog;
 use crate::cell::WAITING;
-use crate::engine::Formers;
+use crate::engine::{Formers, Kept};
 use crate::error::{Error, Result};
 use crate::layout::{MAGIC_WORD, header};
 use crate::segment::Segment;
@@ -29,6 +29,7 @@ use folder::refused;
 use record::{Arrays, Bad, Head};
 use rustix::io::Errno;
 use sessions::{Sessions, SessionsFile};
+use slots::SlotFiles;
 use snapshot::Snapshot;
 use std::fs::File;
 use std::io::Read;
@@ -71,6 +72,10 @@ pub struct Beginning {
     pub formers: Formers,
     /// Where to note who is there.
     pub roster: Option<SessionsFile>,
+    /// Its messages.
+    pub kept: Kept,
+    /// Where those of further arrays are to be.
+    pub shelf: Option<SlotFiles>,
     /// Where all that came from.
     pub origin: Origin,
 }
@@ -144,6 +149,8 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
             .map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
     }
     let state = new_state()?;
+    let shelf = folder.map(|folder| SlotFiles::new(folder, state));
+    let kept = Kept::new();
     write_header(&segment, capacity, incarnation(state, 1));
     clear_waiting(&segment, &catalog);
     let files = folder
@@ -159,8 +166,11 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
         .transpose()?;
     let (journal, roster) = files.unzip();
     let origin = snapshot.map_or(Origin::Nothing, |(_, path)| Origin::Snapshot(path));
+    if let Some(shelf) = &shelf {
+        shelf.sweep(&catalog);
+    }
     let (incarnation, formers) = (incarnation(state, 1), Formers::default());
-    Ok(Beginning { segment, catalog, incarnation, journal, formers, roster, origin })
+    Ok(Beginning { segment, catalog, incarnation, journal, formers, roster, kept, shelf, origin })
 }
 
 fn has_state(folder: &Folder) -> Result<bool> {
@@ -191,6 +201,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
     };
     let segment = map_segment(folder, segment, &head)?;
     let sessions = read_sessions(folder, &head)?;
+    let shelf = SlotFiles::new(folder, head.state);
+    let kept = shelf.open(&catalog, head.version)?;
     if let Some(asked) = capacity.filter(|&asked| asked != head.capacity) {
         let what = format!(
             "has a capacity of {} cells, and {asked} are asked for; leave --capacity out, or begin in another folder with a snapshot",
@@ -211,6 +223,7 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
     clear_waiting(&segment, &catalog);
     journal.publish()?;
     folder.remove(SEGMENT_NEW);
+    shelf.sweep(&catalog);
     Ok(Some(Beginning {
         segment,
         catalog,
@@ -218,6 +231,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         journal: Some(journal),
         formers,
         roster: Some(roster),
+        kept,
+        shelf: Some(shelf),
         origin: Origin::State { life },
     }))
 }
@@ -307,10 +322,23 @@ fn map_segment(folder: &Folder, file: File, head: &Head) -> Result<Segment> {
     if word(header::MAGIC) != MAGIC_WORD {
         return Err(useless(&path, &Bad::Foreign("segment")));
     }
+    // The life is that of the catalog, or the next one if a start was killed
+    // between the two.
+    let (state, life) = (word(header::INCARNATION) >> 32, word(header::INCARNATION) as u32);
+    let next = head.life.wrapping_add(1).max(1);
     if word(header::CAPACITY) != u64::from(head.capacity)
-        || word(header::INCARNATION) >> 32 != u64::from(head.state)
+        || state != u64::from(head.state)
+        || (life != head.life && life != next)
     {
         return Err(useless(&path, &Bad::Content("it does not belong to its catalog".to_owned())));
+    }
+    // The scratch word behind this page is for anyone to write to.
+    let front = &segment.header()[header::CAPACITY + 1..header::SCRATCH];
+    if front.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+        return Err(useless(
+            &path,
+            &Bad::Content("its header holds more than it should".to_owned()),
+        ));
     }
     Ok(segment)
 }

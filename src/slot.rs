@@ -102,6 +102,12 @@ impl Version {
         Version(Version::whole(self.number()).0 | seat | (self.0 & TORN) | WRITING)
     }
 
+    /// Whether it is that of a message that can be read.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        self.number() > 0 && !self.is_writing() && !self.is_torn()
+    }
+
     /// Whether a cell can have come to hold it by what writers and the server do.
     #[must_use]
     pub const fn is_possible(self) -> bool {

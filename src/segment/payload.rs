@@ -109,6 +109,30 @@ impl Payload {
         Segment::sealed(c"farcell slots", all.map_err(|_| io::ErrorKind::InvalidInput)?, false)
     }
 
+    /// Puts a message that is `length` bytes long into memory made for such rows:
+    /// its length, and these of its bytes, from a whole word on. Nobody else may
+    /// see the memory yet. `false`: that is not inside of the memory.
+    pub fn fill(memory: &Segment, row: u32, most: u64, length: u64, at: u64, bytes: &[u8]) -> bool {
+        let end = at.checked_add(bytes.len() as u64);
+        let start = pitch(most).checked_mul(row.into());
+        let (Some(start), Some(_)) = (start, end.filter(|&end| end <= length && length <= most))
+        else {
+            return false;
+        };
+        let words = usize::try_from(start / 8).ok().and_then(|at| memory.words().get(at..));
+        let row = words.and_then(|words| words.get(..(pitch(most) / 8) as usize));
+        let Some(row) = row.filter(|_| at.is_multiple_of(8)) else { return false };
+        // Relaxed, here and below: nobody else looks.
+        row[0].store(length, Ordering::Relaxed);
+        let words = &row[((HEAD + at) / 8) as usize..];
+        for (word, bytes) in words.iter().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+        }
+        true
+    }
+
     fn with(
         rows: u32,
         bytes: u64,
@@ -292,6 +316,28 @@ impl Payload {
         // they are; the reader finds out by the version word.
         let n = unsafe { libc::send(to.as_raw_fd(), place.as_ptr().cast(), len, flags) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Copies bytes of a row out, from a whole word on; a mix if someone writes
+    /// meanwhile. `false`: they are not inside of the row.
+    pub fn copy(&self, row: u32, at: u64, into: &mut [u8]) -> bool {
+        let end = at.checked_add(into.len() as u64).filter(|&end| end <= self.bytes);
+        if row >= self.rows || end.is_none() || !at.is_multiple_of(8) {
+            return false;
+        }
+        let first = (self.start(row) + HEAD + at) / 8;
+        let words = &self.memory.words()[first as usize..];
+        let (whole, rest) = into.as_chunks_mut::<8>();
+        let last = words.get(whole.len());
+        // Relaxed, here and below: the version word orders it.
+        for (bytes, word) in whole.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if let Some(word) = last.filter(|_| !rest.is_empty()) {
+            let bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&bytes[..rest.len()]);
+        }
+        true
     }
 
     /// Copies bytes of a row out; a mix if someone writes meanwhile. `false`:

@@ -7,6 +7,7 @@
 //! `lock`. The kernel keeps all of it when the server is killed.
 
 mod catalog;
+mod copy;
 mod folder;
 mod record;
 mod sealed;
@@ -18,12 +19,13 @@ mod store;
 pub use folder::Folder;
 pub use store::{SnapshotInfo, Snapshots, inspect};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Placed};
 use crate::cell::WAITING;
 use crate::engine::{Formers, Kept};
 use crate::error::{Error, Result};
 use crate::layout::{MAGIC_WORD, header};
-use crate::segment::Segment;
+use crate::segment::{Payload, Segment};
+use crate::slot::Version;
 use catalog::CatalogFile;
 use folder::refused;
 use record::{Arrays, Bad, Head};
@@ -150,7 +152,11 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
     }
     let state = new_state()?;
     let shelf = folder.map(|folder| SlotFiles::new(folder, state));
-    let kept = Kept::new();
+    let kept = match &snapshot {
+        Some((snapshot, path)) => take_messages(&segment, snapshot, shelf.as_ref())
+            .map_err(|e| Error::os(format!("taking the messages of {}", path.display()), e))?,
+        None => Kept::new(),
+    };
     write_header(&segment, capacity, incarnation(state, 1));
     clear_waiting(&segment, &catalog);
     let files = folder
@@ -237,7 +243,7 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
     }))
 }
 
-fn placed(arrays: &Arrays) -> Vec<crate::catalog::Placed> {
+fn placed(arrays: &Arrays) -> Vec<Placed> {
     arrays.arrays.values().cloned().collect()
 }
 
@@ -377,6 +383,38 @@ fn fill(segment: &Segment, snapshot: &Snapshot) -> std::io::Result<()> {
             cell.store(word, Ordering::Relaxed);
         }
     })
+}
+
+/// Takes the messages of a snapshot. Rows whose message is not in it are torn.
+fn take_messages(
+    segment: &Segment,
+    snapshot: &Snapshot,
+    shelf: Option<&SlotFiles>,
+) -> std::io::Result<Kept> {
+    let mut kept = Kept::new();
+    for saved in snapshot.arrays.iter().filter(|saved| !saved.messages.is_empty()) {
+        let Placed { form, base, .. } = saved.array;
+        let memory = match shelf {
+            Some(shelf) => shelf.make(form, base)?,
+            None => Payload::blank(form.shape.rows, form.param)?,
+        };
+        for (row, &at) in (0..form.shape.rows).zip(&saved.messages) {
+            if at.place != 0 {
+                snapshot.message(at, |from, bytes| {
+                    Payload::fill(&memory, row, form.param, at.len, from, bytes);
+                })?;
+                continue;
+            }
+            let cell = &segment.cells()[(base + form.shape.offset(row, 0).unwrap_or(0)) as usize];
+            // Relaxed, both: nobody else looks at the segment yet.
+            let version = Version::of(cell.load(Ordering::Relaxed));
+            if version.is_whole() {
+                cell.store(version.left().word(), Ordering::Relaxed);
+            }
+        }
+        kept.insert(base, memory);
+    }
+    Ok(kept)
 }
 
 #[cfg(test)]

@@ -90,14 +90,10 @@ impl SlotFiles {
     /// Makes a file for an array at once, for a state that is being made.
     ///
     /// # Errors
-    /// [`Error::Os`](crate::Error::Os), also for want of room.
-    pub fn make(&self, form: Form, base: u32) -> Result<Segment> {
-        let failed = |e| {
-            let path = self.folder.file(&name(base));
-            Error::os(format!("making {}", path.display()), e)
-        };
-        let (memory, draft) = self.draft(form).map_err(failed)?;
-        self.keep(draft, form, base).map_err(failed)?;
+    /// The system's, also for want of room.
+    pub fn make(&self, form: Form, base: u32) -> io::Result<Segment> {
+        let (memory, draft) = self.draft(form)?;
+        self.keep(draft, form, base)?;
         Ok(memory)
     }
 

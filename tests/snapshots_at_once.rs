@@ -22,6 +22,15 @@ fn over(server: &Server, choice: TransportChoice) -> Client {
     Client::builder().addr(server.address()).key(key()).transport(choice).connect().unwrap()
 }
 
+/// Ends the others, also when a check fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each change of `first` goes before that of `second`, in another array.
 fn count(client: &Client, pair: usize, over: &AtomicBool) {
     let first = client.counters("first", 1, PAIRS).unwrap().at(0, pair).unwrap();
@@ -104,6 +113,7 @@ fn every_snapshot_is_of_one_moment() {
     let end = AtomicBool::new(false);
     let (mut at_once, mut others, mut torn) = (0, 0, 0);
     std::thread::scope(|s| {
+        let _over = End(&end);
         for (pair, client) in clients.iter().enumerate() {
             let end = &end;
             s.spawn(move || count(client, pair, end));
@@ -139,7 +149,6 @@ fn every_snapshot_is_of_one_moment() {
                 others += 1;
             }
         }
-        end.store(true, Ordering::Relaxed);
     });
     println!("{at_once} of one moment with {torn} torn messages, {others} not of one moment");
     assert!(at_once >= ENOUGH / 2, "{at_once} of one moment, {others} not");

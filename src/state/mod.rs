@@ -221,6 +221,11 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         // The next one is written under this name.
         folder.rename(catalog::NEW, catalog::NAME)?;
     }
+    if head.version < 2 {
+        // A release that kept no messages has been at work here: what is there is
+        // older than the arrays.
+        shelf.clear(&catalog);
+    }
     let life = head.life.wrapping_add(1).max(1);
     let (formers, roster) =
         SessionsFile::make(folder, head.capacity, (head.state, life), sessions)?;

@@ -161,6 +161,11 @@ impl SlotFiles {
         Ok(Ok(()))
     }
 
+    /// Removes the files that stand where those of these arrays are to be.
+    pub fn clear(&self, catalog: &Catalog) {
+        catalog.slots().for_each(|entry| self.remove(entry.base));
+    }
+
     /// Removes the files that belong to no array: those of a server that was
     /// killed while it made or removed one.
     pub fn sweep(&self, catalog: &Catalog) {

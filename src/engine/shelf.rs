@@ -133,7 +133,17 @@ impl<A: Actor> Engine<A> {
     pub(super) fn draft(&self, name: &str, form: Form) -> Result<Option<Drafted>, CatalogError> {
         let known = self.catalog.read().unwrap_or_else(PoisonError::into_inner).get(name);
         match known {
-            Err(CatalogError::Missing) => self.budget.draft(form),
+            Err(CatalogError::Missing) => self.budget.draft(form).or_else(|error| {
+                if !matches!(error, CatalogError::SlotsFull { .. } | CatalogError::NoMemory { .. })
+                {
+                    return Err(error);
+                }
+                // What removed arrays had is taken until nobody reaches them.
+                let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
+                catalog.release_held();
+                drop(catalog);
+                self.budget.draft(form)
+            }),
             // What is wrong will be said.
             Ok(_) | Err(_) => Ok(None),
         }

@@ -57,6 +57,17 @@ impl Segment {
         Segment::map(file, Segment::bytes_of(cells)?)
     }
 
+    /// Maps so many bytes, whole pages, of a file as for [`in_file`](Self::in_file).
+    ///
+    /// # Errors
+    /// From mmap(2): `ENOMEM`; `InvalidInput` for no bytes or no whole pages.
+    pub fn of_bytes(file: File, bytes: usize) -> io::Result<Segment> {
+        if bytes == 0 || !bytes.is_multiple_of(4096) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Segment::map(file, bytes)
+    }
+
     /// Maps a segment of `cells` cells. Pages are taken when first touched.
     /// The file (memfd_create(2)) has no name in any directory, and can be
     /// neither shortened nor lengthened by anyone.

@@ -102,6 +102,18 @@ impl Version {
         Version(Version::whole(self.number()).0 | seat | (self.0 & TORN) | WRITING)
     }
 
+    /// Whether it is that of a message that can be read.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        self.number() > 0 && !self.is_writing() && !self.is_torn()
+    }
+
+    /// Whether a cell can have come to hold it by what writers and the server do.
+    #[must_use]
+    pub const fn is_possible(self) -> bool {
+        self.0 >= 0 && (self.seat() == 0 || self.is_writing() || self.is_torn())
+    }
+
     /// Left by its writer in the middle.
     #[must_use]
     pub const fn left(self) -> Version {
@@ -151,6 +163,9 @@ mod tests {
             prop_assert!(!left.is_writing() && left.is_torn());
             prop_assert_eq!(left.number(), number);
             prop_assert!(left.claimed(seat).is_torn());
+            prop_assert!(left.is_possible() && claimed.is_possible() && whole.is_possible());
+            prop_assert!(!Version(whole.0 | i64::MIN).is_possible());
+            prop_assert!(!Version(claimed.0 & !WRITING).is_possible());
             for version in [whole, claimed, left] {
                 prop_assert_eq!(Version::of(version.word() | crate::cell::WAITING), version);
                 if number < MAX_VERSION {

@@ -164,6 +164,10 @@ fn cells_that_are_not_there() {
     home.fails(&["wait", "e", "7"], 4, &["(7, 0)", outside]);
     home.fails(&["add", "n", "1", "0", "1"], 4, &["(1, 0)", "\"n\""]);
     home.fails(&["get", "e", "-1", "0"], 2, &["'-1'", "from 0 on"]);
+    for bytes in ["0", "17179869185", "x"] {
+        home.fails(&["slot", "create", "z", "1", bytes], 2, &[bytes, "<BYTES>"]);
+    }
+    home.fails(&["slot", "create", "z", "0", "1"], 4, &["\"z\"", "0 x 1"]);
     home.fails(&["get", "e", "x"], 2, &["'x'", "from 0 on"]);
     home.fails(&["get", "e", "0", "0", "0"], 2, &["'0'"]);
     home.fails(&["get", "none"], 4, &["no array \"none\"", "farcell ls"]);

@@ -7,11 +7,47 @@
 #![cfg(feature = "cli")]
 
 mod common;
+use common::messages::{self, LARGEST, message};
 use common::process::Process;
 use common::rdma::{device, eventually, over_at};
 use farcell::{Client, Domain, Error, TransportChoice};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
+
+#[test]
+fn messages_that_came_by_rdma_outlive_their_server() {
+    if !device() {
+        return;
+    }
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let state = memory.path().join("state");
+    let mut server = Process::start(&["--rdma", "auto", "--state", state.to_str().unwrap()]);
+    let mut buffer = vec![0; LARGEST as usize];
+    for life in 1..4 {
+        let rdma = over_at(&server.addr, TransportChoice::Rdma);
+        let slots = rdma.slots("params", 2, LARGEST).unwrap();
+        let writer = slots.at(0).unwrap();
+        // By RDMA, from one that is new in this life, and the last one was whole.
+        assert_eq!(writer.version().unwrap(), life - 1);
+        if life > 1 {
+            assert_eq!(messages::read(&writer, &mut buffer).unwrap().0, life + 10);
+        }
+        assert_eq!(writer.write(&message(life + 11)).unwrap(), life);
+        assert_eq!(rdma.transport().name, "rdma");
+        let mut half = slots.at(1).unwrap().writer().unwrap();
+        half.write_at(0, &message(1)).unwrap();
+        server.kill();
+        server.start_again();
+        for choice in [TransportChoice::Tcp, TransportChoice::Shm, TransportChoice::Rdma] {
+            let slots = over_at(&server.addr, choice).open_slots("params").unwrap();
+            let (number, received) = messages::read(&slots.at(0).unwrap(), &mut buffer).unwrap();
+            assert_eq!((number, received.version), (life + 11, life));
+            let torn = slots.at(1).unwrap().read(&mut buffer);
+            assert!(matches!(torn, Err(Error::Torn { .. })), "{torn:?}");
+        }
+        drop(half);
+    }
+}
 
 #[test]
 fn a_state_is_registered_and_outlives_its_server() {

@@ -490,29 +490,3 @@ fn a_server_that_is_started_again_takes_messages_again() {
     let mut buffer = vec![0; LARGEST as usize];
     assert_eq!(messages::read(&slot, &mut buffer).unwrap().0, 2);
 }
-
-#[cfg(feature = "cli")]
-#[test]
-fn a_server_that_keeps_its_state_keeps_versions_and_says_that_messages_are_gone() {
-    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let state = memory.path().join("state");
-    let mut server = common::process::Process::start(&["--state", state.to_str().unwrap()]);
-    let slots = tcp(&server.addr).slots("params", 3, 1000).unwrap();
-    let (slot, never) = (slots.at(0).unwrap(), slots.at(1).unwrap());
-    slot.write(b"one").unwrap();
-    slot.write(b"two").unwrap();
-    let mut half = slots.at(2).unwrap().writer().unwrap();
-    half.write_at(0, b"half").unwrap();
-    server.kill();
-    server.start_again();
-    let mut buffer = [0; 1000];
-    let torn = slot.read(&mut buffer);
-    assert!(matches!(torn, Err(Error::Torn { version: 2, .. })), "{torn:?}");
-    assert_eq!(never.read(&mut buffer).unwrap().version, 0);
-    let torn = slots.at(2).unwrap().read(&mut buffer);
-    assert!(matches!(torn, Err(Error::Torn { version: 0, .. })), "{torn:?}");
-    let part = slot.write_at(0, b"t");
-    assert!(matches!(part, Err(Error::PartOfTorn { version: 2, .. })), "{part:?}");
-    assert_eq!(slot.write(b"three").unwrap(), 3);
-    assert_eq!(slot.read(&mut buffer).unwrap().len, 5);
-}

@@ -351,6 +351,28 @@ fn a_catalog_without_room_refuses_and_goes_on() {
 }
 
 #[test]
+fn messages_without_room_are_refused_and_leave_nothing() {
+    let said = with_small_memory(
+        "6m",
+        "$1 serve --state m/state --bind 127.0.0.1:0 --ready-file ready &
+         until [ -s ready ]; do sleep 0.01; done
+         export FARCELL_ADDR=$(cat ready)
+         head -c 900000 /dev/zero >message
+         $1 slot create small 1 1000000
+         $1 slot create large 4 2000000 2>&1 && exit 1
+         $1 slot put small 0 message
+         ls m/state
+         kill $!; wait $!",
+    );
+    if let Some(said) = said {
+        for words in ["No space left", "\"large\"", "version 1, 900000 bytes", "slots-0\n"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert!(!said.contains("slots.new"), "{said}");
+    }
+}
+
+#[test]
 fn a_snapshot_without_room_leaves_the_one_before() {
     let said = with_small_memory(
         "6m",

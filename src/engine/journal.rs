@@ -1,12 +1,9 @@
-//! What outlives the engine: which arrays there are, noted as they come and go,
-//! and copies of their cells.
+//! What outlives the engine: which arrays there are, noted as they come and go.
 
 use super::actor::Actor;
 use super::{Engine, lock};
 use crate::catalog::{CatalogError, Entry};
 use std::fmt::Debug;
-use std::ops::Range;
-use std::sync::{Arc, PoisonError};
 
 /// Where the engine notes arrays before it tells anyone of them, so that those
 /// it has told of are there after its end. Called with the catalog locked for
@@ -41,34 +38,11 @@ impl<A: Actor> Engine<A> {
     }
 
     pub(super) fn note_removed(&self, entry: &Entry, held: bool) -> Result<(), CatalogError> {
-        let Some(journal) = &self.journal else { return Ok(()) };
-        lock(journal).removed(entry, held).map_err(CatalogError::Unkept)
-    }
-
-    /// Every array that there is now.
-    pub fn arrays(&self) -> Vec<Arc<Entry>> {
-        let catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
-        catalog.list("", usize::MAX).cloned().collect()
-    }
-
-    /// Appends the words of some cells of an array, counted from its start,
-    /// each as it was at one moment during the call. `false`: the array has
-    /// been removed, and nothing was appended. Holds the catalog's read lock,
-    /// so ask for few at a time.
-    pub fn copy(&self, entry: &Entry, cells: Range<u32>, words: &mut Vec<u64>) -> bool {
-        // Held to the end: the cells cannot be given to another array.
-        let _catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
-        if !entry.is_alive() {
-            return false;
+        if let Some(journal) = &self.journal {
+            lock(journal).removed(entry, held).map_err(CatalogError::Unkept)?;
         }
-        words.extend(cells.map(|cell| self.actor.load(entry.base + cell)));
-        true
-    }
-
-    /// Those arrays that have not been removed up to one moment during the
-    /// call.
-    pub fn alive<T>(&self, arrays: &mut Vec<T>, entry: impl Fn(&T) -> &Entry) {
-        let _catalog = self.catalog.read().unwrap_or_else(PoisonError::into_inner);
-        arrays.retain(|array| entry(array).is_alive());
+        // Not before it is noted: an array that is there has its messages.
+        self.budget.forget(entry);
+        Ok(())
     }
 }

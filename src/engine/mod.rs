@@ -18,11 +18,13 @@ mod brought;
 mod counts;
 mod former;
 mod journal;
+mod moment;
 mod overview;
 mod parking;
 mod peers;
 mod request;
 mod session;
+mod shelf;
 mod slots;
 #[cfg(feature = "metrics")]
 mod standing;
@@ -35,9 +37,11 @@ pub use brought::Brought;
 pub use counts::{Counts, Events};
 pub use former::{Former, Formers, Left, Note, Roster, check_former};
 pub use journal::Journal;
+pub use moment::Moment;
 pub use peers::{Gone, MAX_LOST, MAX_PEER_NAME, Way};
 pub use request::Next;
 pub use session::Route;
+pub use shelf::{Kept, Shelf};
 pub use slots::{Begun, SlotRow, Writing};
 #[cfg(feature = "metrics")]
 pub use standing::Standing;
@@ -46,6 +50,7 @@ use actor::replace_all;
 use counts::add;
 use peers::{Member, Peers};
 use session::Session;
+use shelf::Drafted;
 use slots::Budget;
 
 use crate::auth::Access;
@@ -127,6 +132,8 @@ pub struct Engine<A> {
     lease: Duration,
     /// Clients may reach the cells of arrays that they have open by themselves.
     one_sided: bool,
+    /// They may claim messages by themselves.
+    claims_in_memory: bool,
     budget: Budget,
     catalog: RwLock<Catalog>,
     parking: Mutex<Parking>,
@@ -170,6 +177,7 @@ impl<A: Actor> Engine<A> {
             capacity: catalog.capacity(),
             lease,
             one_sided: false,
+            claims_in_memory: true,
             quarantine: AtomicBool::new(catalog.has_quarantine()),
             catalog: RwLock::new(catalog),
             budget: Budget::new(DEFAULT_SLOT_BYTES),
@@ -192,6 +200,15 @@ impl<A: Actor> Engine<A> {
         self
     }
 
+    /// Clients may claim the rows of messages by themselves, in memory; they may
+    /// unless told otherwise. If not, a row that is being written without a claim
+    /// here is damaged, and becomes a torn one.
+    #[must_use]
+    pub fn claims_in_memory(mut self, yes: bool) -> Engine<A> {
+        self.claims_in_memory = yes;
+        self
+    }
+
     /// Most bytes that the messages of all arrays of slots may take up.
     #[must_use]
     pub fn slot_bytes(mut self, most: u64) -> Engine<A> {
@@ -204,16 +221,40 @@ impl<A: Actor> Engine<A> {
     /// # Errors
     /// As [`Catalog::open_or_create`].
     pub fn open(&self, name: &str, form: Form) -> Result<(Arc<Entry>, bool), CatalogError> {
+        let drafted = self.draft(name, form)?;
+        let opened = self.open_with(name, form, drafted.as_ref());
+        if let (Some(drafted), Err(_) | Ok((_, false))) = (&drafted, &opened) {
+            self.budget.discard(drafted);
+        }
+        opened
+    }
+
+    fn open_with(
+        &self,
+        name: &str,
+        form: Form,
+        drafted: Option<&Drafted>,
+    ) -> Result<(Arc<Entry>, bool), CatalogError> {
         let mut catalog = self.catalog.write().unwrap_or_else(PoisonError::into_inner);
-        let (entry, created) = catalog.open_or_create(name, form, || self.budget.payload(form))?;
+        let mut late = None;
+        let payload = || {
+            if drafted.is_none() {
+                // It was removed just now.
+                late = self.budget.draft(form)?;
+            }
+            Ok(drafted.or(late.as_ref()).map(Drafted::payload))
+        };
+        let (entry, created) = catalog.open_or_create(name, form, payload)?;
         if created {
             let first = form.kind.first_word(form.param).unwrap_or(0);
             // Cells of an array that was removed before may hold anything.
             // Nobody else can reach them: the catalog is locked for writing.
             replace_all(&self.actor, entry.base..entry.base + entry.extent, first);
-            if let Err(error) = self.note_created(&entry) {
+            let kept = drafted.or(late.as_ref()).map(|d| self.budget.keep(d, form, entry.base));
+            if let Err(error) = kept.unwrap_or(Ok(())).and_then(|()| self.note_created(&entry)) {
                 // Nobody has seen it.
                 catalog.remove(name, false)?;
+                self.budget.forget(&entry);
                 return Err(error);
             }
         }

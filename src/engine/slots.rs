@@ -9,10 +9,10 @@ use super::actor::Actor;
 use super::session::Session;
 use super::{Brought, Engine, Out};
 use crate::auth::Access;
-use crate::catalog::{CatalogError, Entry, Form, Kind};
+use crate::catalog::Entry;
 use crate::cell::is_waiting;
 use crate::segment::{Claim, Payload};
-use crate::slot::{Version, extent};
+use crate::slot::Version;
 use crate::wire::slots::{KEEP, REMOTE, SlotRefusal, SlotReply, SlotRequest};
 use crate::wire::{Refusal, Violation};
 use std::sync::Arc;
@@ -22,33 +22,16 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 #[derive(Debug)]
 pub(super) struct Budget {
     pub limit: u64,
-    used: Arc<AtomicU64>,
+    pub used: Arc<AtomicU64>,
+    /// Where it comes from, if it is to outlive the engine.
+    pub shelf: Option<Box<dyn super::Shelf>>,
     /// The serial number of the last claim.
     claims: AtomicU64,
 }
 
 impl Budget {
     pub fn new(limit: u64) -> Budget {
-        Budget { limit, used: Arc::default(), claims: AtomicU64::new(0) }
-    }
-
-    /// The memory of a new array's messages, if it has any.
-    pub fn payload(&self, form: Form) -> Result<Option<Arc<Payload>>, CatalogError> {
-        if form.kind != Kind::Slots {
-            return Ok(None);
-        }
-        let asked = extent(form.shape.rows, form.param);
-        match Payload::new(form.shape.rows, form.param, &self.used, self.limit) {
-            Ok(payload) => Ok(Some(Arc::new(payload))),
-            Err(error) => Err(match error.raw_os_error() {
-                Some(errno) => CatalogError::NoMemory { asked, errno: errno.unsigned_abs() },
-                None => {
-                    // Relaxed: for a message.
-                    let free = self.limit.saturating_sub(self.used.load(Ordering::Relaxed));
-                    CatalogError::SlotsFull { asked, free }
-                }
-            }),
-        }
+        Budget { limit, used: Arc::default(), shelf: None, claims: AtomicU64::new(0) }
     }
 }
 
@@ -393,37 +376,29 @@ impl<A: Actor> Engine<A> {
         torn
     }
 
-    /// Gives the arrays of slots that a catalog of a former life has their
-    /// memory. The messages in it are gone, so the rows are torn; their versions
-    /// go on from where they were.
-    ///
-    /// # Errors
-    /// Name and form of the array for which there is not enough, and how much.
-    pub fn restore_slots(&self) -> Result<(), ((String, Form), CatalogError)> {
-        let catalog = self.catalogued();
-        for entry in catalog.slots() {
-            if entry.payload.get().is_some() {
-                continue;
+    /// Puts the version of a row of a former life right, of which the message is
+    /// there or not.
+    pub(super) fn restore_row(&self, entry: &Entry, payload: &Payload, row: u32, is_there: bool) {
+        let place = entry.base + entry.form.shape.offset(row, 0).unwrap_or(0);
+        let is_good = |found: Version| match is_there {
+            true => !found.is_writing() && found.is_possible(),
+            false => found == Version::whole(0),
+        };
+        let mut found = Version::of(self.actor.load(place));
+        let was_good = is_good(found);
+        while !is_good(found) {
+            // Who was writing it is of no account any more, and may be nobody.
+            let torn = Version::whole(found.number()).left();
+            match self.swap_version(place, found, torn) {
+                Ok(_) => break,
+                Err(word) => found = Version::of(word),
             }
-            let made = self.budget.payload(entry.form);
-            let payload = made.map_err(|e| ((entry.name.clone(), entry.form), e))?;
-            for row in 0..entry.form.shape.rows {
-                let place = entry.base + entry.form.shape.offset(row, 0).unwrap_or(0);
-                let mut found = Version::of(self.actor.load(place));
-                while found != Version::whole(0)
-                    && let Err(word) = self.swap_version(place, found, found.left())
-                {
-                    found = Version::of(word);
-                }
-                if let (Some(payload), true) = (&payload, found != Version::whole(0)) {
-                    // How long it was is not known either: no part of it is all.
-                    // Relaxed: ordered by whatever publishes the payload.
-                    payload.length(row).store(payload.bytes(), Ordering::Relaxed);
-                }
-            }
-            payload.map(|payload| entry.payload.set(payload));
         }
-        Ok(())
+        if !was_good && !is_there {
+            // How long it was is not known either: no part of it is all.
+            // Relaxed: ordered by whatever publishes the payload.
+            payload.length(row).store(payload.bytes(), Ordering::Relaxed);
+        }
     }
 
     /// The memory of the messages that a session calls by this number.

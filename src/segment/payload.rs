@@ -38,7 +38,7 @@ pub struct Claim {
 pub type Claims = HashMap<u32, Claim>;
 
 /// The rows of one array of slots, each a length and a message, in a sealed
-/// memory file of its own, 0 at first.
+/// memory file of its own, 0 at first, or in a file that outlives the server.
 #[derive(Debug)]
 pub struct Payload {
     memory: Segment,
@@ -49,6 +49,8 @@ pub struct Payload {
     areas: Vec<AtomicU32>,
     /// Areas that nobody has had yet begin here.
     next: AtomicU32,
+    /// How many areas there are.
+    end: u32,
     used: Arc<AtomicU64>,
     limit: u64,
     taken: AtomicU64,
@@ -56,31 +58,106 @@ pub struct Payload {
 
 impl Payload {
     /// Maps `rows` rows of `bytes` bytes. What it takes is added to `used`, and
-    /// taken off again when it is dropped. Pages are taken when first touched.
+    /// taken off again when it is dropped. Memory as [`blank`](Self::blank).
     ///
     /// # Errors
     /// As [`Segment::anonymous`]; `OutOfMemory` if `used` would exceed `limit`.
     pub fn new(rows: u32, bytes: u64, used: &Arc<AtomicU64>, limit: u64) -> io::Result<Payload> {
+        let end = rows.saturating_add(spares(rows));
+        Payload::with(rows, bytes, end, used, limit, || Payload::blank(rows, bytes))
+    }
+
+    /// As [`new`](Self::new) in memory that `make` brings, which has room for
+    /// these rows, and where they cannot move: nobody but the server may write to
+    /// it without a claim of the server's. Lengths in it are those of the rows.
+    ///
+    /// # Errors
+    /// Those of `make`; `InvalidInput` for too little memory; `OutOfMemory` if
+    /// `used` would exceed `limit`, and then `make` is not called.
+    pub fn in_memory(
+        rows: u32,
+        bytes: u64,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        make: impl FnOnce() -> io::Result<Segment>,
+    ) -> io::Result<Payload> {
+        Payload::with(rows, bytes, rows, used, limit, make)
+    }
+
+    /// As [`new`](Self::new) in memory made by [`blank`](Self::blank), which has
+    /// messages in it by now.
+    ///
+    /// # Errors
+    /// As [`in_memory`](Self::in_memory).
+    pub fn with_spares(
+        rows: u32,
+        bytes: u64,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        memory: Segment,
+    ) -> io::Result<Payload> {
+        Payload::with(rows, bytes, rows.saturating_add(spares(rows)), used, limit, || Ok(memory))
+    }
+
+    /// A sealed memory file with room for such rows, all 0. Pages are taken when
+    /// first touched.
+    ///
+    /// # Errors
+    /// As [`Segment::anonymous`].
+    pub fn blank(rows: u32, bytes: u64) -> io::Result<Segment> {
+        let all = usize::try_from(extent(rows.saturating_add(spares(rows)), bytes));
+        Segment::sealed(c"farcell slots", all.map_err(|_| io::ErrorKind::InvalidInput)?, false)
+    }
+
+    /// Puts a message that is `length` bytes long into memory made for such rows:
+    /// its length, and these of its bytes, from a whole word on. Nobody else may
+    /// see the memory yet. `false`: that is not inside of the memory.
+    pub fn fill(memory: &Segment, row: u32, most: u64, length: u64, at: u64, bytes: &[u8]) -> bool {
+        let end = at.checked_add(bytes.len() as u64);
+        let start = pitch(most).checked_mul(row.into());
+        let (Some(start), Some(_)) = (start, end.filter(|&end| end <= length && length <= most))
+        else {
+            return false;
+        };
+        let words = usize::try_from(start / 8).ok().and_then(|at| memory.words().get(at..));
+        let row = words.and_then(|words| words.get(..(pitch(most) / 8) as usize));
+        let Some(row) = row.filter(|_| at.is_multiple_of(8)) else { return false };
+        // Relaxed, here and below: nobody else looks.
+        row[0].store(length, Ordering::Relaxed);
+        let words = &row[((HEAD + at) / 8) as usize..];
+        for (word, bytes) in words.iter().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn with(
+        rows: u32,
+        bytes: u64,
+        end: u32,
+        used: &Arc<AtomicU64>,
+        limit: u64,
+        make: impl FnOnce() -> io::Result<Segment>,
+    ) -> io::Result<Payload> {
         let taken = extent(rows, bytes);
         // Relaxed: a sum, and nothing is published by it.
         let order = Ordering::Relaxed;
         used.fetch_update(order, order, |sum| sum.checked_add(taken).filter(|&sum| sum <= limit))
             .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        // Pages that nobody touches are none.
-        let made = usize::try_from(extent(rows.saturating_add(spares(rows)), bytes))
-            .map_err(|_| io::ErrorKind::InvalidInput.into())
-            .and_then(|taken| Segment::sealed(c"farcell slots", taken, false));
-        let memory = match made {
-            Ok(made) => made,
-            Err(error) => {
-                used.fetch_sub(taken, order);
-                return Err(error);
-            }
-        };
+        let enough = |memory: &Segment| memory.bytes as u64 >= extent(end, bytes);
+        let made = make().and_then(|memory| match enough(&memory) {
+            true => Ok(memory),
+            false => Err(io::ErrorKind::InvalidInput.into()),
+        });
+        let memory = made.inspect_err(|_| {
+            used.fetch_sub(taken, order);
+        })?;
         let claims = Default::default();
         let areas = (0..rows).map(AtomicU32::new).collect();
         let (used, next, taken) = (used.clone(), AtomicU32::new(rows), AtomicU64::new(taken));
-        Ok(Payload { memory, rows, bytes, claims, areas, next, used, limit, taken })
+        Ok(Payload { memory, rows, bytes, claims, areas, next, end, used, limit, taken })
     }
 
     /// Where a row begins, in bytes.
@@ -96,7 +173,7 @@ impl Payload {
     pub fn relocate(&self, row: u32) -> bool {
         // Relaxed, all of it: see `start`, and `new`.
         let order = Ordering::Relaxed;
-        let (end, more) = (self.rows + spares(self.rows), pitch(self.bytes));
+        let (end, more) = (self.end, pitch(self.bytes));
         let free = |next: u32| (next < end).then(|| next + 1);
         let fits = |sum: u64| sum.checked_add(more).filter(|&sum| sum <= self.limit);
         if self.used.fetch_update(order, order, fits).is_err() {
@@ -239,6 +316,28 @@ impl Payload {
         // they are; the reader finds out by the version word.
         let n = unsafe { libc::send(to.as_raw_fd(), place.as_ptr().cast(), len, flags) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Copies bytes of a row out, from a whole word on; a mix if someone writes
+    /// meanwhile. `false`: they are not inside of the row.
+    pub fn copy(&self, row: u32, at: u64, into: &mut [u8]) -> bool {
+        let end = at.checked_add(into.len() as u64).filter(|&end| end <= self.bytes);
+        if row >= self.rows || end.is_none() || !at.is_multiple_of(8) {
+            return false;
+        }
+        let first = (self.start(row) + HEAD + at) / 8;
+        let words = &self.memory.words()[first as usize..];
+        let (whole, rest) = into.as_chunks_mut::<8>();
+        let last = words.get(whole.len());
+        // Relaxed, here and below: the version word orders it.
+        for (bytes, word) in whole.iter_mut().zip(words) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if let Some(word) = last.filter(|_| !rest.is_empty()) {
+            let bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&bytes[..rest.len()]);
+        }
+        true
     }
 
     /// Copies bytes of a row out; a mix if someone writes meanwhile. `false`:

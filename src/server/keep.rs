@@ -151,9 +151,12 @@ fn is_over((over, change): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
 fn write(shared: &Shared, snapshots: &Snapshots) {
     let begun = Instant::now();
     match snapshots.write(&shared.engine, shared.capacity, shared.incarnation) {
-        Ok(path) => {
+        Ok((path, at_once)) => {
             shared.tolls.snapshot(true, begun.elapsed(), shared.started.elapsed());
-            tracing::debug!(path = %path.display(), took = ?begun.elapsed(), "a snapshot");
+            tracing::debug!(path = %path.display(), at_once, took = ?begun.elapsed(), "a snapshot");
+            if !at_once {
+                tracing::warn!(path = %path.display(), "cells changed faster than they could be copied: this snapshot has each as of a moment of its own");
+            }
         }
         Err(error) => {
             shared.tolls.snapshot(false, begun.elapsed(), shared.started.elapsed());

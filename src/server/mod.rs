@@ -275,8 +275,8 @@ impl ServerBuilder {
         let every = self.keep.every();
         let (beginning, snapshots) =
             std::mem::take(&mut self.keep).begin(self.capacity, DEFAULT_CAPACITY)?;
-        let Beginning { segment, catalog, incarnation, journal, formers, roster, origin } =
-            beginning;
+        let Beginning { segment, catalog, incarnation, journal, formers, roster, .. } = beginning;
+        let (kept, shelf, origin) = (beginning.kept, beginning.shelf, beginning.origin);
         let capacity = catalog.capacity();
         let listeners = listen::listen(&self.binds)?;
         let addrs = listeners
@@ -293,6 +293,7 @@ impl ServerBuilder {
         let (actor, rdma, no_rdma) = self.open_rdma(&segment, count)?;
         let domain = rdma.as_ref().map_or(Domain::Cpu, |r| r.domain());
         let shm = self.open_shm(&segment, capacity, domain, incarnation);
+        let in_memory = shm.as_ref().is_ok_and(|shm| shm.changes());
         let actor = actor.with_shm(shm.as_ref().ok().cloned());
         let one_sided = rdma.is_some() || shm.is_ok();
         let prepared = (0..count)
@@ -300,9 +301,15 @@ impl ServerBuilder {
             .collect::<std::io::Result<Vec<_>>>()
             .map_err(|e| Error::os("making an event loop", e))?;
         let (polls, mailboxes): (Vec<_>, Vec<_>) = prepared.into_iter().unzip();
-        let mut engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(one_sided);
+        let engine = Engine::with_catalog(actor, catalog, self.lease).one_sided(one_sided);
+        let mut engine = engine.claims_in_memory(in_memory);
         engine = engine.slot_bytes(self.slot_bytes.unwrap_or_else(half_of_memory));
-        engine.restore_slots().map_err(|(form, e)| catalog_error(form.0.as_str(), form.1, e))?;
+        if let Some(shelf) = shelf {
+            engine = engine.shelf(Box::new(shelf));
+        }
+        engine
+            .restore_slots(kept)
+            .map_err(|(form, e)| catalog_error(form.0.as_str(), form.1, e))?;
         if let Some(journal) = journal {
             engine = engine.journal(Box::new(journal));
         }

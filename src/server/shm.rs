@@ -140,6 +140,11 @@ impl Shm {
         })
     }
 
+    /// Whether clients change cells, and claim messages, by themselves.
+    pub fn changes(&self) -> bool {
+        self.changes
+    }
+
     /// Becomes readable when someone shows a token.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -204,8 +209,9 @@ impl Shm {
             return Err(format!("the client has {TOKENS} tokens that it has not shown yet"));
         }
         grants.insert(token, grant);
-        let (name, writable, reserved) = (self.name, writable.into(), [0; 7]);
-        Ok(ShmSlotsAnswer { name, token, echo, bytes, writable, reserved })
+        let (name, writable, reserved) = (self.name, writable.into(), [0; 6]);
+        let sealed = payload.is_sealed().into();
+        Ok(ShmSlotsAnswer { name, token, echo, bytes, writable, sealed, reserved })
     }
 
     /// Looks at what has come to the socket, and says whom it has given memory.

@@ -2,33 +2,36 @@
 //! catalog, and snapshots on disk.
 //!
 //! The folder holds `segment`, the memory itself, which the server maps and
-//! registers; `catalog`, which arrays there are ([`catalog`]); `sessions`, who
-//! was there ([`sessions`]); and `lock`. The kernel keeps all of it when the
-//! server is killed. The names `slots-N` are
-//! kept free for memory beside the segment.
+//! registers; `catalog`, which arrays there are ([`catalog`]); `slots-N`, the
+//! messages of an array ([`slots`]); `sessions`, who was there ([`sessions`]); and
+//! `lock`. The kernel keeps all of it when the server is killed.
 
 mod catalog;
+mod copy;
 mod folder;
 mod record;
 mod sealed;
 mod sessions;
+mod slots;
 mod snapshot;
 mod store;
 
 pub use folder::Folder;
 pub use store::{SnapshotInfo, Snapshots, inspect};
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Placed};
 use crate::cell::WAITING;
-use crate::engine::Formers;
+use crate::engine::{Formers, Kept};
 use crate::error::{Error, Result};
 use crate::layout::{MAGIC_WORD, header};
-use crate::segment::Segment;
+use crate::segment::{Payload, Segment};
+use crate::slot::Version;
 use catalog::CatalogFile;
 use folder::refused;
 use record::{Arrays, Bad, Head};
 use rustix::io::Errno;
 use sessions::{Sessions, SessionsFile};
+use slots::SlotFiles;
 use snapshot::Snapshot;
 use std::fs::File;
 use std::io::Read;
@@ -71,6 +74,10 @@ pub struct Beginning {
     pub formers: Formers,
     /// Where to note who is there.
     pub roster: Option<SessionsFile>,
+    /// Its messages.
+    pub kept: Kept,
+    /// Where those of further arrays are to be.
+    pub shelf: Option<SlotFiles>,
     /// Where all that came from.
     pub origin: Origin,
 }
@@ -144,6 +151,12 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
             .map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
     }
     let state = new_state()?;
+    let shelf = folder.map(|folder| SlotFiles::new(folder, state));
+    let kept = match &snapshot {
+        Some((snapshot, path)) => take_messages(&segment, snapshot, shelf.as_ref())
+            .map_err(|e| Error::os(format!("taking the messages of {}", path.display()), e))?,
+        None => Kept::new(),
+    };
     write_header(&segment, capacity, incarnation(state, 1));
     clear_waiting(&segment, &catalog);
     let files = folder
@@ -159,8 +172,11 @@ pub fn begin(sources: Sources) -> Result<Beginning> {
         .transpose()?;
     let (journal, roster) = files.unzip();
     let origin = snapshot.map_or(Origin::Nothing, |(_, path)| Origin::Snapshot(path));
+    if let Some(shelf) = &shelf {
+        shelf.sweep(&catalog);
+    }
     let (incarnation, formers) = (incarnation(state, 1), Formers::default());
-    Ok(Beginning { segment, catalog, incarnation, journal, formers, roster, origin })
+    Ok(Beginning { segment, catalog, incarnation, journal, formers, roster, kept, shelf, origin })
 }
 
 fn has_state(folder: &Folder) -> Result<bool> {
@@ -191,6 +207,8 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
     };
     let segment = map_segment(folder, segment, &head)?;
     let sessions = read_sessions(folder, &head)?;
+    let shelf = SlotFiles::new(folder, head.state);
+    let kept = shelf.open(&catalog, head.version)?;
     if let Some(asked) = capacity.filter(|&asked| asked != head.capacity) {
         let what = format!(
             "has a capacity of {} cells, and {asked} are asked for; leave --capacity out, or begin in another folder with a snapshot",
@@ -203,6 +221,11 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         // The next one is written under this name.
         folder.rename(catalog::NEW, catalog::NAME)?;
     }
+    if head.version < 2 {
+        // A release that kept no messages has been at work here: what is there is
+        // older than the arrays.
+        shelf.clear(&catalog);
+    }
     let life = head.life.wrapping_add(1).max(1);
     let (formers, roster) =
         SessionsFile::make(folder, head.capacity, (head.state, life), sessions)?;
@@ -211,6 +234,7 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
     clear_waiting(&segment, &catalog);
     journal.publish()?;
     folder.remove(SEGMENT_NEW);
+    shelf.sweep(&catalog);
     Ok(Some(Beginning {
         segment,
         catalog,
@@ -218,11 +242,13 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         journal: Some(journal),
         formers,
         roster: Some(roster),
+        kept,
+        shelf: Some(shelf),
         origin: Origin::State { life },
     }))
 }
 
-fn placed(arrays: &Arrays) -> Vec<crate::catalog::Placed> {
+fn placed(arrays: &Arrays) -> Vec<Placed> {
     arrays.arrays.values().cloned().collect()
 }
 
@@ -307,10 +333,23 @@ fn map_segment(folder: &Folder, file: File, head: &Head) -> Result<Segment> {
     if word(header::MAGIC) != MAGIC_WORD {
         return Err(useless(&path, &Bad::Foreign("segment")));
     }
+    // The life is that of the catalog, or the next one if a start was killed
+    // between the two.
+    let (state, life) = (word(header::INCARNATION) >> 32, word(header::INCARNATION) as u32);
+    let next = head.life.wrapping_add(1).max(1);
     if word(header::CAPACITY) != u64::from(head.capacity)
-        || word(header::INCARNATION) >> 32 != u64::from(head.state)
+        || state != u64::from(head.state)
+        || (life != head.life && life != next)
     {
         return Err(useless(&path, &Bad::Content("it does not belong to its catalog".to_owned())));
+    }
+    // The scratch word behind this page is for anyone to write to.
+    let front = &segment.header()[header::CAPACITY + 1..header::SCRATCH];
+    if front.iter().any(|word| word.load(Ordering::Relaxed) != 0) {
+        return Err(useless(
+            &path,
+            &Bad::Content("its header holds more than it should".to_owned()),
+        ));
     }
     Ok(segment)
 }
@@ -349,6 +388,38 @@ fn fill(segment: &Segment, snapshot: &Snapshot) -> std::io::Result<()> {
             cell.store(word, Ordering::Relaxed);
         }
     })
+}
+
+/// Takes the messages of a snapshot. Rows whose message is not in it are torn.
+fn take_messages(
+    segment: &Segment,
+    snapshot: &Snapshot,
+    shelf: Option<&SlotFiles>,
+) -> std::io::Result<Kept> {
+    let mut kept = Kept::new();
+    for saved in snapshot.arrays.iter().filter(|saved| !saved.messages.is_empty()) {
+        let Placed { form, base, .. } = saved.array;
+        let memory = match shelf {
+            Some(shelf) => shelf.make(form, base)?,
+            None => Payload::blank(form.shape.rows, form.param)?,
+        };
+        for (row, &at) in (0..form.shape.rows).zip(&saved.messages) {
+            if at.place != 0 {
+                snapshot.message(at, |from, bytes| {
+                    Payload::fill(&memory, row, form.param, at.len, from, bytes);
+                })?;
+                continue;
+            }
+            let cell = &segment.cells()[(base + form.shape.offset(row, 0).unwrap_or(0)) as usize];
+            // Relaxed, both: nobody else looks at the segment yet.
+            let version = Version::of(cell.load(Ordering::Relaxed));
+            if version.is_whole() {
+                cell.store(version.left().word(), Ordering::Relaxed);
+            }
+        }
+        kept.insert(base, memory);
+    }
+    Ok(kept)
 }
 
 #[cfg(test)]

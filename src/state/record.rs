@@ -6,8 +6,9 @@ use crate::layout::Shape;
 use bytemuck::{Pod, Zeroable};
 use std::collections::BTreeMap;
 
-/// Which version of the formats this is.
-pub const VERSION: u32 = 1;
+/// Which version of the formats this is. Those before it are read as well: in
+/// version 1 messages were not kept.
+pub const VERSION: u32 = 2;
 
 /// An array exists.
 const CREATED: u8 = 1;
@@ -22,7 +23,7 @@ const HELD: u8 = 3;
 pub struct Head {
     /// What kind of file it is.
     pub magic: [u8; 8],
-    /// [`VERSION`].
+    /// [`VERSION`], or one before it.
     pub version: u32,
     /// Cells of the segment.
     pub capacity: u32,
@@ -41,7 +42,7 @@ pub enum Bad {
     #[error("is no {0} of farcell")]
     Foreign(&'static str),
     /// It is of another release.
-    #[error("has version {0} of its format, this program reads version {VERSION}")]
+    #[error("has version {0} of its format, this program reads versions up to {VERSION}")]
     Version(u32),
     /// Its end is not there.
     #[error("is cut short: {got} bytes, and at least {want} are wanted")]
@@ -72,7 +73,7 @@ impl Head {
             return Err(Bad::Short { got: bytes.len() as u64, want: size_of::<Head>() as u64 });
         };
         let head: Head = bytemuck::pod_read_unaligned(head);
-        if head.version != VERSION {
+        if !(1..=VERSION).contains(&head.version) {
             return Err(Bad::Version(head.version));
         }
         Ok(head)

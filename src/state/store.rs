@@ -1,13 +1,13 @@
 //! The folder that snapshots are kept in.
 
+use super::copy;
 use super::folder::{Folder, refused};
-use super::snapshot::{self, CHUNK, Place, Writer};
-use crate::catalog::{Entry, Placed};
+use super::snapshot::{self, Writer};
+use crate::catalog::Placed;
 use crate::engine::{Actor, Engine};
 use crate::error::{Error, Result};
 use crate::layout::Shape;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// The file while it is written.
@@ -32,6 +32,12 @@ pub struct SnapshotInfo {
     pub capacity: u32,
     /// Bytes of the file.
     pub bytes: u64,
+    /// Its arrays, cells and messages are of one moment. Otherwise the cells
+    /// changed faster than they could be copied, each is of a moment of its own,
+    /// and so it is in files of version 1.
+    pub at_once: bool,
+    /// How many messages there are.
+    pub messages: usize,
     /// Its arrays: name, kind ("event") and shape.
     pub arrays: Vec<(String, crate::Kind, Shape)>,
 }
@@ -43,14 +49,17 @@ pub struct SnapshotInfo {
 pub fn inspect(path: impl AsRef<Path>) -> Result<SnapshotInfo> {
     let snapshot = snapshot::open(path.as_ref())?;
     let of = |p: &Placed| (p.name.clone(), p.form.kind, p.form.shape);
-    let mut arrays: Vec<_> = snapshot.arrays.iter().map(|(p, _)| of(p)).collect();
+    let mut arrays: Vec<_> = snapshot.arrays.iter().map(|saved| of(&saved.array)).collect();
     arrays.sort_by(|a, b| a.0.cmp(&b.0));
+    let messages = snapshot.arrays.iter().flat_map(|saved| &saved.messages);
     Ok(SnapshotInfo {
         taken: SystemTime::UNIX_EPOCH
             .checked_add(Duration::from_secs(snapshot.head.time))
             .unwrap_or(SystemTime::UNIX_EPOCH),
         capacity: snapshot.head.capacity,
         bytes: snapshot.bytes,
+        at_once: snapshot.at_once,
+        messages: messages.filter(|at| at.place != 0).count(),
         arrays,
     })
 }
@@ -94,9 +103,9 @@ impl Snapshots {
     }
 
     /// Writes one more, and removes all but the newest two. Blocks until it is
-    /// on disk. Each cell is as it was at one moment meanwhile; it holds the
-    /// arrays that existed all the time. If it fails, those before are there as
-    /// they were.
+    /// on disk. Arrays, cells and messages are as they were at one moment meanwhile,
+    /// or the flag says that there was none: see [`copy`]. If it fails, those before
+    /// are there as they were.
     ///
     /// # Errors
     /// [`Error::State`] when the file system is full; [`Error::Os`].
@@ -105,21 +114,20 @@ impl Snapshots {
         engine: &Engine<A>,
         capacity: u32,
         incarnation: u64,
-    ) -> Result<PathBuf> {
+    ) -> Result<(PathBuf, bool)> {
         let numbers = self.numbers()?;
         let number = numbers.last().map_or(1, |&last| last.saturating_add(1));
         let (to, path) = (name(number), self.folder.file(&name(number)));
-        if let Err(error) = self.draft(engine, capacity, incarnation, &path) {
-            self.folder.remove(NEW);
-            return Err(error);
-        }
+        let at_once = self
+            .draft(engine, capacity, incarnation, &path)
+            .inspect_err(|_| self.folder.remove(NEW))?;
         self.folder.rename(NEW, &to)?;
         // Before the older ones go.
         self.folder.sync()?;
         for &old in numbers.iter().rev().skip(KEPT - 1) {
             self.folder.remove(&name(old));
         }
-        Ok(path)
+        Ok((path, at_once))
     }
 
     fn draft<A: Actor>(
@@ -128,7 +136,7 @@ impl Snapshots {
         capacity: u32,
         incarnation: u64,
         path: &Path,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let failed = |e: std::io::Error| match e.kind() {
             std::io::ErrorKind::StorageFull => {
                 refused(path, "cannot be written: the file system is full; make room there")
@@ -136,30 +144,7 @@ impl Snapshots {
             _ => Error::os(format!("writing {}", path.display()), e),
         };
         let file = self.folder.make_file(NEW)?;
-        let mut out = Writer::begin(file, capacity, incarnation).map_err(failed)?;
-        let mut copied: Vec<(Arc<Entry>, Place)> = Vec::new();
-        let mut words = Vec::with_capacity(CHUNK as usize);
-        for entry in engine.arrays() {
-            let place = out.place();
-            let mut at = 0;
-            while at < entry.extent {
-                let next = at.saturating_add(CHUNK).min(entry.extent);
-                words.clear();
-                if !engine.copy(&entry, at..next, &mut words) {
-                    break;
-                }
-                // Nothing is locked while the disk works.
-                out.cells(&words).map_err(failed)?;
-                at = next;
-            }
-            if at == entry.extent {
-                copied.push((entry, place));
-            }
-        }
-        engine.alive(&mut copied, |(entry, _)| entry);
-        let table: Vec<(Placed, Place)> =
-            copied.iter().map(|(entry, place)| (Placed::from(&**entry), *place)).collect();
-        out.end(&table).map_err(failed)?;
-        Ok(())
+        let out = Writer::begin(file, capacity, incarnation).map_err(failed)?;
+        copy::all(engine, out).map_err(failed)
     }
 }

@@ -2,7 +2,8 @@ use super::record::VERSION;
 use super::*;
 use crate::catalog::{Entry, Form, Kind};
 use crate::engine::{Engine, Journal, Newcomer, Out};
-use crate::layout::{CELLS_AT, Shape};
+use crate::layout::{CELLS_AT, HEADER_BYTES, Shape};
+use crate::slot::Version;
 use crate::wire::{self, Tag};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -198,7 +199,7 @@ fn every_flipped_byte_of_a_catalog_is_noticed() {
 }
 
 #[test]
-fn a_flipped_byte_of_the_header_is_noticed_or_means_nothing() {
+fn a_flipped_byte_of_the_header_is_noticed() {
     let dir = memory();
     fill_some(dir.path());
     let good = files(dir.path());
@@ -211,7 +212,10 @@ fn a_flipped_byte_of_the_header_is_noticed_or_means_nothing() {
         bad.get_mut(&path).unwrap()[at] ^= 1 << (at % 8);
         put(&bad);
         match start(dir.path()) {
-            Ok(beginning) => assert_eq!(contents(&beginning), whole, "byte {at}"),
+            Ok(beginning) => {
+                assert!(at >= HEADER_BYTES, "byte {at}");
+                assert_eq!(contents(&beginning), whole, "byte {at}");
+            }
             Err(error) => {
                 refused += 1;
                 assert!(error.to_string().contains("segment: "), "{error}");
@@ -219,7 +223,7 @@ fn a_flipped_byte_of_the_header_is_noticed_or_means_nothing() {
             }
         }
     }
-    assert_eq!(refused, 8 + 4 + 8, "magic, state and capacity");
+    assert_eq!(refused, HEADER_BYTES, "the page behind it is for anyone to write to");
     for len in [0, 1, 4095, 4096, good[&path].len() - 1, good[&path].len() + 4096] {
         let mut bad = good.clone();
         bad.get_mut(&path).unwrap().resize(len, 0);
@@ -278,7 +282,10 @@ fn another_version_or_another_state_is_named() {
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.write_all_at(&(VERSION + 1).to_le_bytes(), 8).unwrap();
     let error = why(start(one.path()));
-    assert!(error.contains("has version 2 of its format, this program reads version 1"), "{error}");
+    assert!(
+        error.contains("has version 3 of its format, this program reads versions up to 2"),
+        "{error}"
+    );
     fs::write(&path, &good).unwrap();
     fs::copy(two.path().join("segment"), one.path().join("segment")).unwrap();
     let error = why(start(one.path()));
@@ -333,7 +340,7 @@ fn snapshot_of(dir: &Path) -> PathBuf {
     let store = Snapshots::open(&dir.join("snapshots")).unwrap();
     let state = memory();
     fill_some(state.path());
-    store.write(&engine(start(state.path()).unwrap(), false), CELLS, 7 << 32 | 1).unwrap()
+    store.write(&engine(start(state.path()).unwrap(), false), CELLS, 7 << 32 | 1).unwrap().0
 }
 
 #[test]
@@ -393,6 +400,54 @@ fn every_flipped_byte_of_a_snapshot_is_noticed() {
 }
 
 #[test]
+fn files_of_the_first_version_are_still_read() {
+    use sha2::{Digest, Sha256};
+    let sealed = |mut bytes: Vec<u8>| {
+        let digest = Sha256::digest(&bytes);
+        bytes.extend_from_slice(&digest);
+        bytes
+    };
+    let (dir, state) = (tempfile::tempdir().unwrap(), memory());
+    let slots = Form { param: 100, ..form(Kind::Slots, 2, 1) };
+    let placed = |name: &str, form, base| Placed { name: name.to_owned(), form, base };
+    let arrays = [placed("n", form(Kind::Counter, 1, 1), 0), placed("s", slots, 8)];
+    // 8 cells of one array and 16 of the other; one message was written.
+    let mut bytes = b"farcellS\x01\0\0\0\0\x01\0\0\x05\0\0\0\x01\0\0\0".to_vec();
+    bytes.extend_from_slice(&[0; 8]);
+    let mut words = [0u64; 24];
+    (words[0], words[8]) = (14, Version::whole(3).word());
+    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    let table = bytes.len() as u64;
+    for (array, place) in arrays.iter().zip([32u64, 32 + 64]) {
+        bytes.extend_from_slice(&place.to_le_bytes());
+        record::Change::Created(array.clone()).write(&mut bytes);
+    }
+    bytes.extend_from_slice(b"farcellE");
+    [table, 2].iter().for_each(|n| bytes.extend_from_slice(&n.to_le_bytes()));
+    let path = dir.path().join("old");
+    fs::write(&path, sealed(bytes)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let info = inspect(&path).unwrap();
+    assert_eq!((info.at_once, info.messages, info.arrays.len()), (false, 0, 2));
+    let beginning = begin(Sources { restore: Some(path), ..sources(state.path()) }).unwrap();
+    assert!(beginning.kept.is_empty());
+    assert_eq!(contents(&beginning)["n"].2[0], 14);
+    drop(beginning);
+    // A state of that version: what stands beside it is not of its arrays.
+    let (head, changes) = (32, 72);
+    let path = state.path().join("catalog");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[8] = 1;
+    let digest = Sha256::new().chain_update(&bytes[..head]).chain_update(&bytes[changes..]);
+    bytes[40..72].copy_from_slice(&digest.finalize());
+    fs::write(&path, &bytes).unwrap();
+    fs::write(state.path().join("slots-8"), "older").unwrap();
+    let beginning = start(state.path()).unwrap();
+    assert!(beginning.kept.is_empty() && !state.path().join("slots-8").exists());
+    assert_eq!(contents(&beginning)["s"].2[0], Version::whole(3).word());
+}
+
+#[test]
 fn the_last_two_snapshots_stay() {
     let dir = tempfile::tempdir().unwrap();
     let (state, path) = (memory(), dir.path().join("s"));
@@ -401,7 +456,8 @@ fn the_last_two_snapshots_stay() {
     let engine = engine(start(state.path()).unwrap(), false);
     fs::write(path.join("snapshot-7"), "not ours").unwrap();
     for number in 1..5 {
-        let new = store.write(&engine, CELLS, 1 << 32).unwrap();
+        let (new, at_once) = store.write(&engine, CELLS, 1 << 32).unwrap();
+        assert!(at_once);
         assert_eq!(store.newest().unwrap().unwrap(), new);
         assert!(new.ends_with(format!("snapshot-{number:010}")));
     }
@@ -413,7 +469,7 @@ fn the_last_two_snapshots_stay() {
 proptest! {
     #[test]
     fn any_bytes_are_a_catalog_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), len: u64) {
-        let mut front = b"farcellC\x01\0\0\0".to_vec();
+        let mut front = b"farcellC\x02\0\0\0".to_vec();
         front.resize(32, 0);
         prop_assert!(catalog::read(&bytes).is_err());
         let _ = catalog::read(&[&front[..], &len.to_le_bytes(), &bytes].concat());

@@ -140,8 +140,11 @@ pub struct ShmSlotsAnswer {
     pub bytes: u64,
     /// 1: the client may change messages in memory.
     pub writable: u8,
+    /// 1: nobody can make the file shorter. 0: it belongs to the server's state,
+    /// and only its owner can.
+    pub sealed: u8,
     /// 0.
-    pub reserved: [u8; 7],
+    pub reserved: [u8; 6],
 }
 
 /// Bytes of a request.

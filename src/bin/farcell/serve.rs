@@ -88,7 +88,7 @@ pub struct Serve {
     /// is faster there. RDMA clients still read by themselves
     #[arg(long)]
     cpu_domain: bool,
-    /// Keep the cells in this folder on tmpfs (such as /dev/shm/farcell), made if
+    /// Keep cells and messages in this folder on tmpfs (such as /dev/shm/farcell), made if
     /// it does not exist, and begin with what is in it
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,

@@ -39,6 +39,7 @@ enum What {
         /// How many slots, one a row
         rows: usize,
         /// Most bytes of a message
+        #[arg(value_parser = clap::value_parser!(u64).range(1..=16 << 30))]
         bytes: u64,
     },
     /// Replace a message by what a file holds

@@ -24,8 +24,8 @@ enum What {
 Example:
   farcell snapshot inspect ~/farcell/snapshot-0000000012
 
-JSON: {\"file\", \"taken_unix\", \"bytes\", \"capacity\", \"arrays\": [{\"name\", \"kind\",
-\"rows\", \"cols\"}]}
+JSON: {\"file\", \"taken_unix\", \"bytes\", \"capacity\", \"at_once\", \"messages\", \"arrays\":
+[{\"name\", \"kind\", \"rows\", \"cols\"}]}; at_once says whether all of it is of one moment
 
 Exit codes: 0 it is whole, 2 usage, 4 it is damaged, foreign or not there, 5 any
 other failure")]
@@ -40,6 +40,8 @@ struct Found<'a> {
     taken_unix: u64,
     bytes: u64,
     capacity: u32,
+    at_once: bool,
+    messages: usize,
     arrays: Vec<Entry<'a>>,
 }
 
@@ -73,17 +75,25 @@ impl Snapshot {
         };
         let rows: Vec<_> = std::iter::once(head).chain(arrays.iter().map(row)).collect();
         let text = format!(
-            "{}\nwhole, {} bytes, taken {}, {} cells\n",
+            "{}\nwhole, {} bytes, taken {}, {} cells, {} messages, {}\n",
             table(&rows, 2),
             info.bytes,
             age(info.taken),
-            info.capacity
+            info.capacity,
+            info.messages,
+            if info.at_once {
+                "all as of one moment"
+            } else {
+                "each cell as of a moment of its own"
+            }
         );
         let found = Found {
             file: &file,
             taken_unix: since_1970.as_secs(),
             bytes: info.bytes,
             capacity: info.capacity,
+            at_once: info.at_once,
+            messages: info.messages,
             arrays,
         };
         out.print(text, &found)?;

@@ -6,6 +6,7 @@ mod hostile;
 mod interleavings;
 mod local;
 mod model;
+mod moment;
 mod overview;
 mod schedules;
 mod slots;

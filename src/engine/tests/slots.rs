@@ -284,3 +284,34 @@ fn what_one_who_has_gone_was_writing_in_memory_is_torn() {
     assert!(place.version(1).is_writing());
     assert_eq!(place.commit(&two, &writing, 0).unwrap(), 1);
 }
+
+#[test]
+fn a_row_that_is_being_written_by_nobody_comes_free() {
+    let mut place = Place::new();
+    let session = place.session(1, Access::ReadWrite);
+    let claimed = place.claim(&session, 1, 1);
+    let seat = lock(&session).seat;
+    // By one who has gone, by nobody, and by one who lives and has not claimed it.
+    for (row, seat) in [(0, seat + 1), (2, 0), (3, seat)] {
+        let offset = Shape { rows: ROWS, cols: 1 }.offset(row, 0).unwrap();
+        let cell = &place.engine.actor.cells()[(place.base + offset) as usize];
+        // Relaxed: nobody else is there.
+        let word = Version::whole(5).claimed(seat).word();
+        cell.store(word, std::sync::atomic::Ordering::Relaxed);
+    }
+    let out = &mut Out::default();
+    place.engine.tidy(out);
+    let writing = |place: &Place| [0, 1, 2, 3].map(|row| place.version(row).is_writing());
+    assert_eq!(writing(&place), [false, true, false, true], "it may have claimed it in memory");
+    place.engine = place.engine.claims_in_memory(false);
+    place.engine.tidy(out);
+    assert_eq!(writing(&place), [false, true, false, false], "it cannot");
+    for row in [0, 2, 3] {
+        assert!(place.version(row).is_torn() && place.version(row).number() == 5);
+        assert!(matches!(
+            place.begin(&session, &SlotRequest { row, write: 10, ..SlotRequest::default() }),
+            Ok(Begun::Claimed(_))
+        ));
+    }
+    assert_eq!(place.commit(&session, &claimed, 0), Ok(1));
+}

@@ -77,7 +77,7 @@ pub(super) fn messages(link: &Link, array: u16) -> Result<(Map, bool), String> {
         return Err(format!("the server sent {} files instead of one", files.len()));
     };
     let writable = record.writable != 0;
-    check(file, record.bytes, true)?;
+    check(file, record.bytes, record.sealed != 0)?;
     let map = Map::new(file, record.bytes, writable);
     Ok((map.map_err(|e| format!("mapping the memory: {e}"))?, writable))
 }

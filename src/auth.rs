@@ -459,6 +459,12 @@ pub fn may_be_greeting(bytes: &[u8]) -> bool {
     bytes[..n] == MAGIC[..n]
 }
 
+/// The version that a greeting names.
+#[must_use]
+pub fn version_of(greeting: &[u8; GREETING_LEN]) -> u16 {
+    bytemuck::cast::<_, Greeting>(*greeting).version
+}
+
 impl<'k> ClientHandshake<'k> {
     /// Answers a greeting. The nonce must never have been used before.
     ///

@@ -1,7 +1,7 @@
 //! What can go wrong, in words for the person who has to mend it.
 
 use crate::auth::KeyError;
-use crate::catalog::{Form, NameError};
+use crate::catalog::{Form, Kind, NameError};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -144,12 +144,12 @@ pub enum Error {
         name: String,
     },
     /// The array is of another kind.
-    #[error("array {name:?} holds {kind} cells, which have no {op}; use another array")]
+    #[error("array {name:?} holds {kind} cells, which have no {op}; {}", use_for(*kind))]
     WrongKind {
         /// The array.
         name: String,
         /// Its kind.
-        kind: crate::catalog::Kind,
+        kind: Kind,
         /// The operation.
         op: &'static str,
     },
@@ -536,6 +536,24 @@ impl Error {
 impl From<KeyError> for Error {
     fn from(why: KeyError) -> Error {
         Error::BadKey { source_name: "the program".to_owned(), why }
+    }
+}
+
+/// What an array of this kind is for, and how to look at it.
+fn use_for(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Event => "events are set, cleared, taken and waited for",
+        Kind::Counter => "counters are read, stored, added to, compared and waited for",
+        Kind::Lock => {
+            "a lock is taken by a program (Client::locks), and `farcell members` shows who has it"
+        }
+        Kind::Barrier => {
+            "programs meet at a barrier (Client::barriers), and `farcell members` shows who waits there"
+        }
+        Kind::Semaphore => {
+            "permits are taken by programs (Client::semaphores), and `farcell members` shows who queues"
+        }
+        Kind::Slots => "messages are read and written: `farcell slot get` and `farcell slot put`",
     }
 }
 

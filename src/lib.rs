@@ -80,6 +80,7 @@ mod auth;
 mod catalog;
 mod cell;
 mod client;
+pub mod diagnose;
 mod engine;
 mod error;
 pub mod gossip;

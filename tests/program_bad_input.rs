@@ -175,8 +175,23 @@ fn cells_that_are_not_there() {
 
 #[test]
 fn what_a_kind_does_not_have() {
-    let site = Site::start(&["e:event:1x1", "n:counter:1x1"]);
+    let others = ["l:lock:1x1", "b:barrier:1x1:3", "s:semaphore:1x1:2/5"];
+    let site = Site::start(&[&["e:event:1x1", "n:counter:1x1"], &others[..]].concat());
     let home = &site.home;
+    home.ok(&["slot", "create", "m", "1", "8"]);
+    for (name, kind, hint) in [
+        ("l", "lock", "farcell members"),
+        ("b", "barrier", "farcell members"),
+        ("s", "semaphore", "farcell members"),
+        ("m", "slots", "farcell slot get"),
+    ] {
+        for command in ["get", "wait", "watch", "set", "clear"] {
+            let cells = format!("{name:?} holds {kind} cells, which have no {command}");
+            home.fails(&[command, name], 4, &[&cells, hint]);
+        }
+        let cells = format!("{name:?} holds {kind} cells, which have no take");
+        home.fails(&["take", name, "0", "0"], 4, &[&cells, hint]);
+    }
     home.fails(&["add", "e", "0", "0", "1"], 4, &["\"e\" holds event cells", "add"]);
     home.fails(&["cas", "e", "0", "0", "1", "2"], 4, &["\"e\" holds event cells"]);
     home.fails(&["take", "n", "0", "0"], 4, &["\"n\" holds counter cells", "take"]);

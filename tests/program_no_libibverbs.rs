@@ -162,6 +162,25 @@ fn everything_works_over_tcp_where_there_is_none() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
     ok(&["rm", "c"]);
 
+    // The doctor says what is missing, and that nothing here needs it.
+    let told = at(&["doctor", "--json"]);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    let told: serde_json::Value = serde_json::from_str(&told.stdout).unwrap();
+    let check = |name: &str| {
+        let checks = told["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["check"] == name).unwrap_or(&told["no"]).to_string()
+    };
+    for (name, words) in [
+        ("rdma.library", &["skipped", "no libibverbs.so.1", "apt-get install libibverbs1"][..]),
+        ("rdma.fork", &["skipped", "no libibverbs"]),
+        // This root has no /proc.
+        ("host.boot", &["warn", "no boot id", "mount -t proc"]),
+        ("path.shm", &["skipped", "does not offer it"]),
+        ("path.tcp", &["ok", "works"]),
+    ] {
+        assert!(words.iter().all(|word| check(name).contains(word)), "{name}: {}", check(name));
+    }
+
     let ended = server.end(Some(Signal::TERM));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for word in ["no RDMA here", "no libibverbs.so.1"] {

@@ -19,10 +19,18 @@ fn arrays_of_every_kind_are_made_and_listed() {
     let home = &site.home;
     assert_eq!(
         home.ok(&["ls"]),
-        "NAME  KIND       ROWS  COLS\n\
-         b     barrier       1     1\n\
-         l     lock          2     3\n\
-         s     semaphore     1     2\n"
+        "NAME  KIND                      ROWS  COLS\n\
+         b     barrier of 4 parties         1     1\n\
+         l     lock                         2     3\n\
+         s     semaphore of 1/3 permits     1     2\n"
+    );
+    assert_eq!(
+        home.json(&["ls", "--json"])["arrays"],
+        json!([
+            {"name": "b", "kind": "barrier", "rows": 1, "cols": 1, "parties": 4},
+            {"name": "l", "kind": "lock", "rows": 2, "cols": 3},
+            {"name": "s", "kind": "semaphore", "rows": 1, "cols": 2, "permits": 1, "bound": 3},
+        ])
     );
     home.ok(&["create", "l:lock:2x3", "b:barrier:1x1:4", "s:semaphore:1x2:1/3"]);
     assert_eq!(

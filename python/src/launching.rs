@@ -86,6 +86,13 @@ pub fn named_address_file() -> Option<PathBuf> {
     launch::named_address_file()
 }
 
+/// Variables of the environment that mean nothing, a sentence for each with the
+/// likely meant one. The caller shows them.
+#[pyfunction]
+pub fn unknown_variables() -> Vec<String> {
+    farcell::diagnose::unknown_variables()
+}
+
 /// What connecting without an argument would do here, a sentence a step.
 #[pyfunction]
 pub fn explain() -> Vec<String> {

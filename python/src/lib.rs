@@ -41,7 +41,9 @@ mod _native {
     #[pymodule_export]
     use crate::events::{Event, Events};
     #[pymodule_export]
-    use crate::launching::{Launch, explain, named_address_file, publish_address, read_address};
+    use crate::launching::{
+        Launch, explain, named_address_file, publish_address, read_address, unknown_variables,
+    };
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]

@@ -5,6 +5,10 @@
 //! a private server inside of this process. Each step is logged, and
 //! `explain` says in words what it found.
 
+mod steps;
+
+pub use steps::{Step, explain, steps};
+
 use super::{Client, ClientBuilder, ENV_ADDR};
 use crate::addr::DEFAULT_PORT;
 use crate::auth::Key;
@@ -309,31 +313,33 @@ impl ClientBuilder {
 /// Connects to the server that these steps find.
 fn connect(builder: ClientBuilder) -> Result<Client> {
     if let Some(address) = &builder.addr {
-        tracing::info!(address, "the server that the program named");
+        tracing::info!(target: "farcell::launch", address, "the server that the program named");
         return builder.connect();
     }
     if environment(ENV_ADDR).is_some() {
-        tracing::info!("the server that {ENV_ADDR} names");
+        tracing::info!(target: "farcell::launch", "the server that {ENV_ADDR} names");
         return builder.connect();
     }
     if let Some(path) = named_address_file()
         && let Some(address) = read_address(&path)
     {
-        tracing::info!(path = %path.display(), address, "the server that the address file names");
+        tracing::info!(target: "farcell::launch", path = %path.display(), address, "the server that the address file names");
         return builder.addr(address).connect();
     }
     if let Some(launch) = Launch::from_env() {
-        tracing::info!(?launch, "started by a launcher");
+        tracing::info!(target: "farcell::launch", ?launch, "started by a launcher");
         return among_others(builder, &launch);
     }
     match builder.clone().addr(format!("localhost:{DEFAULT_PORT}")).connect() {
         Ok(client) => return Ok(client),
-        Err(error) => tracing::info!(%error, "no server of this user on this machine"),
+        Err(error) => {
+            tracing::info!(target: "farcell::launch", %error, "no server of this user on this machine")
+        }
     }
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|e| Error::os("asking for random numbers", e.into()))?;
     let served = serve("", "127.0.0.1:0", Key::new(random)?, Server::address)?;
-    tracing::info!(address = served.address, "a private server inside of this process");
+    tracing::info!(target: "farcell::launch", address = served.address, "a private server inside of this process");
     builder.addr(served.address.clone()).key(served.key.clone()).connect()
 }
 
@@ -350,7 +356,7 @@ fn among_others(builder: ClientBuilder, launch: &Launch) -> Result<Client> {
         let key = builder.key_to_serve()?;
         let served = serve(&launch.job, launch.bind(), key.clone(), |s| launch.reachable(s))?;
         publish(&path, &served.address)?;
-        tracing::info!(address = served.address, path = %path.display(), "rank 0 serves");
+        tracing::info!(target: "farcell::launch", address = served.address, path = %path.display(), "rank 0 serves");
         return builder.addr(served.address.clone()).key(key).connect();
     }
     let end = Instant::now() + PATIENCE;
@@ -370,50 +376,6 @@ fn among_others(builder: ClientBuilder, launch: &Launch) -> Result<Client> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// What [`Client::from_env`] would do here, a sentence for each step that it
-/// looks at, the last one being what it does. Serves and connects to nothing.
-#[must_use]
-pub fn explain() -> Vec<String> {
-    let mut steps = Vec::new();
-    match environment(ENV_ADDR) {
-        Some(address) => {
-            steps.push(format!("{ENV_ADDR} names the server {address}"));
-            return steps;
-        }
-        None => steps.push(format!("{ENV_ADDR} is not set")),
-    }
-    if let Some(path) = named_address_file() {
-        match read_address(&path) {
-            Some(address) => {
-                steps.push(format!("the address file {} names {address}", path.display()));
-                return steps;
-            }
-            None => steps.push(format!("no address in {}", path.display())),
-        }
-    }
-    match Launch::from_env() {
-        Some(launch) => {
-            let Launch { launcher, rank, size, job, .. } = &launch;
-            steps.push(format!("{launcher} started this as rank {rank} of {size}, job {job:?}"));
-            steps.push(match (launch.address_file(), rank) {
-                (Err(error), _) => error.to_string(),
-                (Ok(path), 0) => format!(
-                    "rank 0 serves on a free port of {} and leaves the address in {}",
-                    launch.bind(),
-                    path.display()
-                ),
-                (Ok(path), _) => format!("rank 0 leaves its address in {}", path.display()),
-            });
-            return steps;
-        }
-        None => steps.push("no launcher: neither torchrun, Open MPI, Hydra nor srun".to_owned()),
-    }
-    steps.push(format!(
-        "the server of this user at localhost:{DEFAULT_PORT} if there is one, otherwise a private one inside of the process"
-    ));
-    steps
 }
 
 #[cfg(test)]

@@ -236,6 +236,7 @@ impl ClientBuilder {
     /// [`Error::NoKey`], [`Error::KeyFile`] or [`Error::BadSetting`] before
     /// anything is sent.
     pub fn connect(self) -> Result<Client> {
+        crate::diagnose::warn_once();
         let (key, key_source) = self.find_key()?;
         let (choice, rdma) = self.rdma_settings()?;
         let addr = match self.addr {

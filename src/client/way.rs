@@ -1,14 +1,16 @@
 //! What a client and its handles share, and which way its operations go.
 
-use super::{TransportChoice, TransportReport};
+use super::{Client, TransportChoice, TransportReport};
 use crate::auth::Domain;
 use crate::engine::Way;
 use crate::error::{Error, Result};
 use crate::transport::rdma::{self, Rdma, RdmaSettings};
 use crate::transport::shm::{Quicker, Shm};
 use crate::transport::tcp::Link;
-use crate::transport::{Transport, fell};
+use crate::transport::{Failure, Transport, fell};
+use crate::wire::Tag;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a client and its handles share.
 #[derive(Debug)]
@@ -144,6 +146,22 @@ impl Core {
         }
     }
 
+    /// Goes to the cells and back by the way in use.
+    pub fn try_out(&self) -> Result<()> {
+        if let Some(shm) = self.shm.as_ref().filter(|shm| shm.report().is_ok()) {
+            return shm.try_out().map_err(|why| Error::Shm { why });
+        }
+        if let Some(rdma) = self.rdma().filter(|rdma| rdma.state().is_ok()) {
+            return rdma.try_out().map_err(|what| Error::Rdma { what });
+        }
+        self.link.ask(Tag::GetInfo, "").map(drop).map_err(|failure| match failure {
+            Failure::Error(error) => error,
+            Failure::Refused(refusal, _) => {
+                Error::Protocol { addr: self.link.addr(), what: format!("it refused: {refusal:?}") }
+            }
+        })
+    }
+
     /// How changes go where they do not go through memory.
     fn report(&self) -> TransportReport {
         match self.rdma.as_ref().map(|rdma| rdma.state()) {
@@ -163,6 +181,24 @@ impl Core {
                 TransportReport { name: "tcp", reasons }
             }
         }
+    }
+}
+
+impl Client {
+    /// Goes to the cells and back by the way in use, and says how long that took:
+    /// over TCP a question to the server, over RDMA a READ of the segment's header
+    /// and a compare-and-swap and a fetch-and-add on a word that is no cell, on
+    /// each queue pair, in shared memory a look into it. Changes no cell. Blocks as
+    /// an operation does.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`]; [`Error::Rdma`] and [`Error::Shm`] where that way
+    /// does not work; [`Error::Forked`].
+    pub fn round_trip(&self) -> Result<Duration> {
+        self.core.link.check()?;
+        let begun = Instant::now();
+        self.core.try_out()?;
+        Ok(begun.elapsed())
     }
 }
 

@@ -404,9 +404,9 @@ impl ServerBuilder {
             Err(e) => {
                 // There is an adapter, and its owner will want to know.
                 if matches!(e, verbs::Error::Memlock { .. }) {
-                    tracing::warn!(why = %e, "no RDMA, although there is an adapter");
+                    tracing::warn!(target: "farcell::rdma", why = %e, "no RDMA, although there is an adapter");
                 } else {
-                    tracing::info!(why = %e, "no RDMA here");
+                    tracing::info!(target: "farcell::rdma", why = %e, "no RDMA here");
                 }
                 Ok(alone(e.to_string()))
             }

@@ -58,7 +58,7 @@ impl Peer {
     fn shut(&self) {
         for lane in &self.lanes {
             if let Err(error) = lane.shut() {
-                tracing::warn!(%error, "cannot shut a client's queue pair");
+                tracing::warn!(target: "farcell::rdma", %error, "cannot shut a client's queue pair");
             }
         }
     }
@@ -75,7 +75,7 @@ fn destroy(peer: Arc<Peer>) {
         }
         std::thread::sleep(Duration::from_micros(100));
     }
-    tracing::error!("a client's queue pairs are still in use after a second");
+    tracing::error!(target: "farcell::rdma", "a client's queue pairs are still in use after a second");
 }
 
 /// The server's RDMA endpoint.
@@ -153,7 +153,7 @@ impl Rdma {
         }
         if fit < FEW_CLIENTS {
             tracing::warn!(
-                "the limit of locked memory leaves room for {fit} RDMA clients; others go on \
+                target: "farcell::rdma", "the limit of locked memory leaves room for {fit} RDMA clients; others go on \
                  over TCP: ulimit -l unlimited (or LimitMEMLOCK=infinity, or --ulimit memlock=-1)"
             );
         }
@@ -203,7 +203,7 @@ impl Rdma {
     /// the CPU change the cells from then on. `lanes` are all of the server's
     /// own, which nobody is at work on.
     pub(super) fn fail(&self, error: &Error, lanes: &mut [MutexGuard<'_, LoopLane>]) {
-        tracing::error!(%error, "the adapter failed; all clients go on over TCP");
+        tracing::error!(target: "farcell::rdma", %error, "the adapter failed; all clients go on over TCP");
         // A queue pair that is destroyed has come to rest, what an earlier
         // request has left in the adapter included. One that is only shut may
         // be in the middle of an atomic.
@@ -362,7 +362,7 @@ impl Rdma {
                 Ok(Some(session)) => self.take_completions(session, rung, broken),
                 Ok(None) => return !lock(&self.unfinished).is_empty(),
                 Err(error) => {
-                    tracing::warn!(%error, "the adapter's events cannot be read");
+                    tracing::warn!(target: "farcell::rdma", %error, "the adapter's events cannot be read");
                     return false;
                 }
             }
@@ -376,7 +376,7 @@ impl Rdma {
         };
         // Armed first, then emptied: what comes in between raises an event.
         if let Err(error) = peer.completions.arm(Notify::Any) {
-            tracing::warn!(%error, session, "cannot wait for a client's doorbells");
+            tracing::warn!(target: "farcell::rdma", %error, session, "cannot wait for a client's doorbells");
             broken.push(session);
             return;
         }
@@ -386,7 +386,7 @@ impl Rdma {
                 Ok(0) => return,
                 Ok(n) => n,
                 Err(error) => {
-                    tracing::warn!(%error, session, "a client's doorbells are lost");
+                    tracing::warn!(target: "farcell::rdma", %error, session, "a client's doorbells are lost");
                     broken.push(session);
                     return;
                 }
@@ -397,7 +397,7 @@ impl Rdma {
                         Ok(received) => {
                             rung.extend(received.immediate);
                             if let Err(error) = peer.bells.repost(received.slot) {
-                                tracing::warn!(%error, session, "cannot take further doorbells");
+                                tracing::warn!(target: "farcell::rdma", %error, session, "cannot take further doorbells");
                             }
                         }
                         Err(_) => broken.push(session),

@@ -240,7 +240,7 @@ impl Shm {
                 Ok(()) if grant.payload.is_none() => given(grant.session),
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::debug!(session = grant.session, %error, "a client did not get memory");
+                    tracing::debug!(target: "farcell::shm", session = grant.session, %error, "a client did not get memory");
                 }
             }
             if !lives(grant.session) {

@@ -3,7 +3,7 @@
 use crate::addr::resolve;
 use crate::auth::{
     ClientHandshake, Denial, GREETING_LEN, HandshakeError, Job, Key, Resume, WELCOME_LEN, Welcome,
-    may_be_greeting,
+    may_be_greeting, version_of,
 };
 use crate::error::{Error, Result, seconds};
 use socket2::{SockRef, TcpKeepalive};
@@ -100,7 +100,7 @@ fn shake_hands(
         _ => Error::Unreachable { addr: target.addr.clone(), why: plain(&e) },
     };
     prepare(stream).map_err(broke)?;
-    let greeting = read_greeting(target, stream, addr, deadline)?;
+    let greeting = read_greeting(&target.addr, target.timeout, stream, addr, deadline)?;
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::os("asking for random numbers", e.into()))?;
     let explain = |e| explain(target, e);
@@ -135,14 +135,14 @@ fn set_read_timeout(stream: &TcpStream, deadline: Instant) -> io::Result<()> {
 /// its first bytes, or, if it waits to be spoken to, by what it says to a
 /// second connection.
 fn read_greeting(
-    target: &Target,
+    name: &str,
+    timeout: Duration,
     mut stream: &TcpStream,
     addr: SocketAddr,
     deadline: Instant,
 ) -> Result<[u8; GREETING_LEN]> {
-    let unreachable = |why: String| Error::Unreachable { addr: target.addr.clone(), why };
-    let stranger =
-        |what: &str| Error::NotFarcell { addr: target.addr.clone(), what: what.to_owned() };
+    let unreachable = |why: String| Error::Unreachable { addr: name.to_owned(), why };
+    let stranger = |what: &str| Error::NotFarcell { addr: name.to_owned(), what: what.to_owned() };
     let mut bytes = [0; GREETING_LEN];
     let mut n = 0;
     let mut asked = false;
@@ -162,7 +162,7 @@ fn read_greeting(
                 }
             }
             Err(e) if is_timeout(&e) => {
-                let time = seconds(target.timeout);
+                let time = seconds(timeout);
                 return Err(unreachable(format!(
                     "it took the connection but sent no greeting within {time}"
                 )));
@@ -174,6 +174,33 @@ fn read_greeting(
         }
     }
     Ok(bytes)
+}
+
+/// What said hello, or did not.
+#[derive(Debug)]
+pub(crate) enum Greeted {
+    /// A farcell server of this version.
+    Farcell(u16),
+    /// Something else, as far as it can be named.
+    Stranger(String),
+    /// Nothing was said, for this reason.
+    Silent(String),
+}
+
+/// Connects, reads the greeting and hangs up. Blocks for the timeout at most.
+///
+/// # Errors
+/// No connection.
+pub(crate) fn greeted(addr: SocketAddr, timeout: Duration) -> io::Result<Greeted> {
+    let deadline = soon_enough(timeout);
+    let stream = TcpStream::connect_timeout(&addr, timeout.max(Duration::from_millis(1)))?;
+    let name = addr.to_string();
+    Ok(match read_greeting(&name, timeout, &stream, addr, deadline) {
+        Ok(greeting) => Greeted::Farcell(version_of(&greeting)),
+        Err(Error::NotFarcell { what, .. }) => Greeted::Stranger(what),
+        Err(Error::Unreachable { why, .. }) => Greeted::Silent(why),
+        Err(error) => Greeted::Silent(error.to_string()),
+    })
 }
 
 fn is_timeout(e: &io::Error) -> bool {

@@ -30,7 +30,7 @@ pub fn library() -> Result<&'static sys::Library, Error> {
         // ENOSYS: a kernel without MADV_DONTFORK. Both leave farcell working
         // in the parent, so they are worth a warning and no more.
         if let Err(error) = library.fork_init() {
-            tracing::warn!("{error}: memory registered for RDMA is not safe across fork");
+            tracing::warn!(target: "farcell::rdma", "{error}: memory registered for RDMA is not safe across fork");
         }
     });
     Ok(library)
@@ -347,7 +347,7 @@ impl Context {
         match destroy() {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(device = self.name, "{error}: left to the end of the process");
+                tracing::warn!(target: "farcell::rdma", device = self.name, "{error}: left to the end of the process");
                 false
             }
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import warnings
 from typing import Any
 
 from . import _native, _sessions
@@ -42,6 +43,18 @@ def _key(
     return None, None
 
 
+_told = False
+
+
+def _warn_of_variables() -> None:
+    """Variables that look as if they meant something, once a process."""
+    global _told
+    if not _told:
+        _told = True
+        for what in _native.unknown_variables():
+            warnings.warn(what, RuntimeWarning, stacklevel=3)
+
+
 def connect(
     address: Address | None = None,
     *,
@@ -68,6 +81,7 @@ def connect(
     """
     from . import launch
 
+    _warn_of_variables()
     key, key_file = _key(authkey, authkey_file)
     how: dict[str, Any] = {
         "authkey": key,

@@ -130,7 +130,7 @@ fn index(text: &str) -> Result<usize, String> {
 impl CellArgs {
     /// The event there; `op` is what someone wants to do with it.
     pub fn event(&self, client: &Client, op: &'static str) -> Result<Event, Error> {
-        match open(client, &self.name)? {
+        match open_for(client, &self.name, op)? {
             Array::Events(array) => array.at(self.row, self.col),
             Array::Counters(_) => {
                 Err(Error::WrongKind { name: self.name.clone(), kind: Kind::Counter, op })
@@ -140,7 +140,7 @@ impl CellArgs {
 
     /// The counter there; `op` is what someone wants to do with it.
     pub fn counter(&self, client: &Client, op: &'static str) -> Result<Counter, Error> {
-        match open(client, &self.name)? {
+        match open_for(client, &self.name, op)? {
             Array::Counters(array) => array.at(self.row, self.col),
             Array::Events(_) => {
                 Err(Error::WrongKind { name: self.name.clone(), kind: Kind::Event, op })
@@ -158,12 +158,19 @@ pub enum Array {
     Counters(CounterArray),
 }
 
-/// Opens an array of whatever kind and shape it has.
+/// Opens an array of events or counters, to be looked at.
 pub fn open(client: &Client, name: &str) -> Result<Array, Error> {
+    open_for(client, name, "watch")
+}
+
+/// Opens an array of events or counters of whatever shape it has; `op` is what
+/// someone wants to do with it.
+pub fn open_for(client: &Client, name: &str, op: &'static str) -> Result<Array, Error> {
     match client.open_events(name) {
         Err(Error::WrongKind { kind: Kind::Counter, .. }) => {
             client.open_counters(name).map(Array::Counters)
         }
+        Err(Error::WrongKind { name, kind, .. }) => Err(Error::WrongKind { name, kind, op }),
         other => other.map(Array::Events),
     }
 }

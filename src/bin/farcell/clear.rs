@@ -1,6 +1,6 @@
 //! `farcell clear`
 
-use crate::args::{Array, Region, open};
+use crate::args::{Array, Region, open_for};
 use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::output::Output;
@@ -31,7 +31,7 @@ impl Clear {
         let client = connection.connect()?;
         let name = self.region.name.as_str();
         let pick = self.region.pick();
-        let Array::Events(array) = open(&client, name)? else {
+        let Array::Events(array) = open_for(&client, name, "clear")? else {
             let name = name.to_owned();
             return Err(Error::WrongKind { name, kind: Kind::Counter, op: "clear" }.into());
         };

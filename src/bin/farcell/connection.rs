@@ -67,6 +67,17 @@ impl Connection {
         Ok(Some(choice).filter(|choice| *choice != TransportChoice::Auto))
     }
 
+    /// How long an attempt to connect may take, if that was given.
+    pub fn connect_timeout(&self) -> Option<Duration> {
+        self.connect_timeout
+    }
+
+    /// The RDMA device that was asked for, by argument or environment.
+    pub fn device(&self) -> Option<String> {
+        let set = || std::env::var("FARCELL_DEVICE").ok().filter(|name| !name.is_empty());
+        self.device.clone().or_else(set)
+    }
+
     /// Settings of a client of that server.
     pub fn builder(&self) -> Result<ClientBuilder, Failure> {
         let mut builder = Client::builder().addr(self.addr()?);

@@ -1,6 +1,6 @@
 //! `farcell get`
 
-use crate::args::{Array, Pick, Region, open};
+use crate::args::{Array, Pick, Region, open_for};
 use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::output::Output;
@@ -67,7 +67,7 @@ impl Get {
     /// Runs the command.
     pub fn run(self, connection: &Connection, out: &Output) -> Result<Answer, Failure> {
         let client = connection.connect()?;
-        match open(&client, &self.region.name)? {
+        match open_for(&client, &self.region.name, "get")? {
             Array::Events(array) => self.events(&array, out),
             Array::Counters(_) if self.transitions => Err(Failure::Usage(format!(
                 "array {:?} holds counters, which have no transitions; leave out --transitions",

@@ -12,7 +12,8 @@ use serde::Serialize;
 Example:
   farcell ls --long
 
-JSON: {\"arrays\": [{\"name\", \"kind\", \"rows\", \"cols\", \"bytes\" of slots}], \"server\": {\"addr\",
+JSON: {\"arrays\": [{\"name\", \"kind\", \"rows\", \"cols\", and of slots \"bytes\", of barriers
+\"parties\", of semaphores \"permits\" at first and their \"bound\"}], \"server\": {\"addr\",
 \"capacity\", \"free\", \"largest_free\", \"sessions\", \"parked_waits\", \"domain\",
 \"read_only\", \"lease_s\"}}; capacity and free are cells.
 
@@ -38,6 +39,15 @@ struct Entry<'a> {
     /// Of slots: most bytes of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
+    /// Of barriers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parties: Option<u64>,
+    /// Of semaphores: permits at first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits: Option<u64>,
+    /// Of semaphores: most permits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -84,6 +94,9 @@ impl Ls {
                 rows: a.rows,
                 cols: a.cols,
                 bytes: bytes(a),
+                parties: (a.kind == Kind::Barrier).then_some(a.param),
+                permits: permits(a).map(|(permits, _)| permits),
+                bound: permits(a).map(|(_, bound)| bound),
             })
             .collect();
         out.print(long, &Listing { arrays, server })?;
@@ -96,15 +109,23 @@ fn bytes(array: &ArrayInfo) -> Option<u64> {
     (array.kind == Kind::Slots).then_some(array.param)
 }
 
+/// Permits at first and at most, of a semaphore.
+fn permits(array: &ArrayInfo) -> Option<(u64, u64)> {
+    let is_one = array.kind == Kind::Semaphore;
+    is_one.then_some((array.param & u64::from(u32::MAX), array.param >> 32))
+}
+
 fn text(arrays: &[ArrayInfo]) -> String {
     if arrays.is_empty() {
         return "no arrays\n".to_owned();
     }
     let head = ["NAME", "KIND", "ROWS", "COLS"].map(str::to_owned).to_vec();
     let row = |a: &ArrayInfo| {
-        let kind = match bytes(a) {
-            Some(bytes) => format!("{} of {bytes} bytes", a.kind),
-            None => a.kind.to_string(),
+        let kind = match (a.kind, permits(a)) {
+            (Kind::Slots, _) => format!("{} of {} bytes", a.kind, a.param),
+            (Kind::Barrier, _) => format!("{} of {} parties", a.kind, a.param),
+            (_, Some((permits, bound))) => format!("{} of {permits}/{bound} permits", a.kind),
+            _ => a.kind.to_string(),
         };
         vec![a.name.clone(), kind, a.rows.to_string(), a.cols.to_string()]
     };

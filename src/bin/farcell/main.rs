@@ -9,9 +9,12 @@ mod completions;
 mod connection;
 mod create;
 mod demo;
+mod doctor;
 mod failure;
 mod get;
 mod ls;
+mod man;
+mod manager;
 mod members;
 mod output;
 mod ready;
@@ -79,7 +82,10 @@ Exit codes:
 Environment:
   FARCELL_ADDR          the server, HOST:PORT; localhost:7117 without it
   FARCELL_AUTHKEY_FILE  the file with the key; ~/.config/farcell/authkey without it
-  FARCELL_LOG           what to log to stderr, for example debug
+  FARCELL_LOG           what to log to stderr, for example debug, or
+                        farcell::rdma=debug,info
+
+If something does not work, `farcell doctor` says what and how to mend it.
 
 Start with `farcell serve` in one terminal, and in another
   farcell create go:event:4x4
@@ -105,8 +111,10 @@ enum Command {
     Watch(watch::Watch),
     Top(top::Top),
     Bench(bench::Bench),
+    Doctor(doctor::Doctor),
     Demo(demo::Demo),
     Completions(completions::Completions),
+    Man(man::Man),
 }
 
 fn main() -> ExitCode {
@@ -133,7 +141,10 @@ fn run() -> Result<Answer, Failure> {
     let Global { connection, json, verbose } = cli.global;
     let is_server = matches!(cli.command, Command::Serve(_));
     surroundings::start_log(verbose, is_server)?;
-    surroundings::warn_of_unknown_variables();
+    // The doctor has a check for them.
+    if !matches!(cli.command, Command::Doctor(_)) {
+        surroundings::warn_of_unknown_variables();
+    }
     let out = Output::new(json);
     match cli.command {
         Command::Serve(serve) => {
@@ -162,7 +173,12 @@ fn run() -> Result<Answer, Failure> {
         Command::Cas(cas) => cas.run(&connection, &out),
         Command::Watch(watch) => watch.run(&connection, &out),
         Command::Top(top) => top.run(connection, &out),
+        Command::Doctor(doctor) => doctor.run(&connection, &out),
         Command::Bench(bench) => bench.run(&connection, &out),
+        Command::Man(man) => {
+            refuse_given(&matches, &CLIENT_ARGS)?;
+            man.run(&out, Cli::command())
+        }
         Command::Completions(completions) => completions.run(&out, &mut Cli::command()),
     }
 }

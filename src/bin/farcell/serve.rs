@@ -2,6 +2,7 @@
 
 use crate::args::{Spec, seconds};
 use crate::failure::{Answer, Failure};
+use crate::manager;
 use crate::output::Output;
 use crate::ready::{ReadyFd, ReadyFile};
 use crate::signals;
@@ -41,6 +42,9 @@ metrics where those are served.
 
 With --metrics a line `metrics HOST:PORT` stands behind the address in the file of
 --ready-file and in what --ready-fd gets.
+
+Under systemd (Type=notify) the service manager is told when the server is ready,
+by NOTIFY_SOCKET, and when it begins to stop.
 
 Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array, state,
 snapshot), 5 any other failure, such as an address in use")]
@@ -191,11 +195,13 @@ impl Serve {
         let told = ready.told();
         let ready_file = self.ready_file.map(|path| ReadyFile::write(&path, &told)).transpose()?;
         ready_fd.map_or(Ok(()), |fd| fd.write(&told))?;
+        manager::is_ready(&ready.address);
         out.print(describe(&ready, asked), &ready)?;
 
         // Fails only if the thread that sends is gone, and then we stop too.
         let signal = end.recv().unwrap_or_default();
         tracing::info!(signal, clients = server.sessions(), "stopping");
+        manager::is_stopping(server.sessions());
         drop(ready_file);
         server.stop();
         Ok(Answer::Yes)

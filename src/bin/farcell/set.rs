@@ -1,6 +1,6 @@
 //! `farcell set`
 
-use crate::args::{Array, Pick, Region, open};
+use crate::args::{Array, Pick, Region, open_for};
 use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::output::Output;
@@ -59,7 +59,7 @@ impl Set {
         let name = self.region.name.as_str();
         let pick = self.region.pick();
         let (row, col) = (pick.row(), pick.col());
-        match (open(&client, name)?, self.value) {
+        match (open_for(&client, name, "set")?, self.value) {
             (Array::Events(array), None) => {
                 let events = pick.events(&array)?;
                 let changed = events.set_all()?;

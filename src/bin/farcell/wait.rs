@@ -1,6 +1,6 @@
 //! `farcell wait`
 
-use crate::args::{Array, Pick, Region, Until, open, seconds};
+use crate::args::{Array, Pick, Region, Until, open_for, seconds};
 use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::output::Output;
@@ -76,7 +76,7 @@ impl Wait {
     pub fn run(self, connection: &Connection, out: &Output) -> Result<Answer, Failure> {
         let client = connection.connect()?;
         let name = &self.region.name;
-        let (need, woken, kind) = match (open(&client, name)?, self.until) {
+        let (need, woken, kind) = match (open_for(&client, name, "wait")?, self.until) {
             (Array::Events(array), None) => {
                 let (need, woken) = self.events(&array)?;
                 (need, woken, "event")

@@ -46,6 +46,11 @@ pub(crate) struct RdmaSettings {
     pub lanes: usize,
 }
 
+/// What a client registers for this many queue pairs.
+pub(crate) fn pinned_bytes(lanes: usize) -> u64 {
+    rails::pinned_bytes(lanes)
+}
+
 /// What RDMA would lack on this side as well, where the server's not offering
 /// it was reason enough to look no further.
 pub(crate) fn lacking(link: &Link) -> Option<String> {
@@ -198,6 +203,15 @@ impl Rdma {
         self.rails().is_some_and(|rails| self.changes_here(&rails))
     }
 
+    /// Goes to the server's memory and back, as when the rails were new.
+    ///
+    /// # Errors
+    /// Why that does not work, in words.
+    pub fn try_out(&self) -> Result<(), String> {
+        let rails = self.rails().ok_or("RDMA was given up")?;
+        rails.try_out().map_err(|trouble| trouble.why)
+    }
+
     /// For tests: whether the header of the segment refuses a change. `None`:
     /// RDMA is lost.
     pub fn header_refuses(&self, own_key: bool) -> Option<bool> {
@@ -241,7 +255,7 @@ impl Rdma {
             }
             *current = None;
         }
-        tracing::warn!(why = trouble.why, "RDMA is lost; going on over TCP");
+        tracing::warn!(target: "farcell::rdma", why = trouble.why, "RDMA is lost; going on over TCP");
         *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(trouble.why.clone());
         // Whoever else waits for an answer need not wait for its time to end;
         // and we would wait for them, who hold the lock.
@@ -252,7 +266,9 @@ impl Rdma {
         // The server then repeats what it has sent us by the rails.
         match self.link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT) {
             Ok(Some(_)) => {}
-            _ => tracing::warn!("the server has not confirmed that RDMA is over"),
+            _ => {
+                tracing::warn!(target: "farcell::rdma", "the server has not confirmed that RDMA is over")
+            }
         }
     }
 

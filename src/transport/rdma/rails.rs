@@ -27,6 +27,11 @@ const NOTES: u32 = 64;
 /// Bytes of a lane's buffer that READs go into.
 const BUFFER: usize = 64 << 10;
 
+/// What so many lanes register: their buffers, and the notifications' receives.
+pub(super) fn pinned_bytes(lanes: usize) -> u64 {
+    (lanes * BUFFER + NOTES as usize * NOTE_BYTES) as u64
+}
+
 /// A number of the calling thread's own.
 #[inline]
 fn home() -> usize {
@@ -215,7 +220,7 @@ impl Rails {
 
     /// Reads the header, and tries each atomic on the scratch word: what came
     /// back is right, in value and byte order, on every lane.
-    fn try_out(&self) -> Result<(), Trouble> {
+    pub(super) fn try_out(&self) -> Result<(), Trouble> {
         let wrong = |what: &str| Trouble { why: what.to_owned(), undone: true };
         for lane in &self.lanes {
             let lane = crate::engine::lock(lane);
@@ -337,7 +342,7 @@ impl Rails {
     /// so this is no trouble of the operation.
     fn ring(&self, place: u32) {
         if let Err(error) = self.doorbells.ring(place) {
-            tracing::warn!(%error, "a doorbell did not get through");
+            tracing::warn!(target: "farcell::rdma", %error, "a doorbell did not get through");
             self.broken.store(true, Ordering::Relaxed);
         }
     }
@@ -348,7 +353,7 @@ impl Rails {
         self.broken.store(true, Ordering::Relaxed);
         for queue in &self.queues {
             if let Err(error) = queue.shut() {
-                tracing::warn!(%error, "cannot shut a queue pair");
+                tracing::warn!(target: "farcell::rdma", %error, "cannot shut a queue pair");
             }
         }
     }

@@ -61,7 +61,7 @@ impl Map {
         // with atomics goes on in the new one.
         let done = unsafe { mmap_anonymous(self.start, self.bytes, access, kind) };
         if let Err(error) = done {
-            tracing::debug!(%error, "memory of a server that has gone is kept");
+            tracing::debug!(target: "farcell::shm", %error, "memory of a server that has gone is kept");
         }
     }
 }
@@ -151,16 +151,25 @@ impl Window {
             capacity,
             writable,
         };
+        window.recognise(incarnation)?;
+        Ok(window)
+    }
+
+    /// Looks into the memory: it is that of this life of the server.
+    ///
+    /// # Errors
+    /// What it is instead, in words.
+    pub fn recognise(&self, incarnation: u64) -> Result<(), String> {
         // Relaxed: the server wrote it before it sent the file, and nobody else
         // can write there.
-        let word = |at: usize| window.watched.words()[at].load(Ordering::Relaxed);
-        if word(header::MAGIC) != MAGIC_WORD || word(header::CAPACITY) != u64::from(capacity) {
+        let word = |at: usize| self.watched.words()[at].load(Ordering::Relaxed);
+        if word(header::MAGIC) != MAGIC_WORD || word(header::CAPACITY) != u64::from(self.capacity) {
             return Err("what came is no segment".to_owned());
         }
         if word(header::INCARNATION) != incarnation {
             return Err("the memory is that of another server".to_owned());
         }
-        Ok(window)
+        Ok(())
     }
 
     /// Opens the way to so many cells from this one on. `false`: they are not

@@ -182,7 +182,7 @@ impl Shm {
                     return None;
                 }
                 let found = found
-                    .inspect_err(|why| tracing::info!(why, "messages do not go through memory"))
+                    .inspect_err(|why| tracing::info!(target: "farcell::shm", why, "messages do not go through memory"))
                     .ok();
                 *known = Some((window.clone(), found.clone()));
                 found

@@ -138,7 +138,7 @@ impl Shm {
             None => match slot::take() {
                 Ok(slot) => Bound { slot, base, extent, users: 1 },
                 Err(error) => {
-                    tracing::warn!(%error, "an array is not reached in memory");
+                    tracing::warn!(target: "farcell::shm", %error, "an array is not reached in memory");
                     return Slot::none();
                 }
             },
@@ -181,6 +181,20 @@ impl Shm {
             Some(_) => Err("the connection is down".to_owned()),
             None => Err(state.lost.clone()),
         }
+    }
+
+    /// Looks into the memory that is mapped now: the server's marks are in it, and
+    /// its cells can be read.
+    ///
+    /// # Errors
+    /// Why that does not work, in words.
+    pub fn try_out(&self) -> Result<(), String> {
+        let state = self.read();
+        let window = state.window.as_ref().filter(|_| state.up).ok_or("there is no memory")?;
+        window.recognise(state.tenure.1)?;
+        // Acquire: as every load of a cell. What is in it does not matter.
+        window.cell(0).map(|cell| cell.load(Ordering::Acquire)).ok_or("it has no cells")?;
+        Ok(())
     }
 
     /// The memory is no longer that of our session.
@@ -338,7 +352,7 @@ impl Follower for Shm {
 
     fn back(&self, welcome: &Welcome, opened: &[(u16, u32)]) {
         if let Err(error) = self.watch() {
-            tracing::warn!(%error, "nobody watches the connection; going on without memory");
+            tracing::warn!(target: "farcell::shm", %error, "nobody watches the connection; going on without memory");
             return;
         }
         let mut state = self.write();
@@ -381,7 +395,7 @@ impl Follower for Shm {
                 state.show_all();
             }
             Err(why) => {
-                tracing::warn!(why, "shared memory is lost");
+                tracing::warn!(target: "farcell::shm", why, "shared memory is lost");
                 fell::tell_lost(&self.link, Way::Shm, &why);
                 state.lost = why;
             }

@@ -337,7 +337,7 @@ impl Link {
                 }
                 Err(Trouble::Broken(failure)) => return Err(failure),
                 Err(Trouble::Lost(why)) => {
-                    tracing::debug!(why, "a connection for messages was lost");
+                    tracing::debug!(target: "farcell::tcp", why, "a connection for messages was lost");
                     drop(taken);
                     if tries == 0 {
                         // Patience is with what is lost, not with what is long.

@@ -112,7 +112,7 @@ impl Link {
         state.bell = None;
         state.holds.round += 1;
         if state.holds.tokens.len() > MAX_KEPT {
-            tracing::warn!("too many locks are held to tell the server which");
+            tracing::warn!(target: "farcell::tcp", "too many locks are held to tell the server which");
             return None;
         }
         let records: Vec<KeepRecord> = state

@@ -28,7 +28,7 @@ impl Link {
         state.down = Some(Down { since, why: why.to_owned() });
         state.wake_all();
         drop(state);
-        tracing::info!(addr = self.settings.target.addr, why, "lost the connection");
+        tracing::info!(target: "farcell::tcp", addr = self.settings.target.addr, why, "lost the connection");
         if let Some(follower) = self.follower() {
             follower.lost();
         }
@@ -48,7 +48,9 @@ impl Link {
         match spawned {
             Ok(_) => state.reconnecting = true,
             // The keeper tries again with its next look.
-            Err(error) => tracing::warn!(%error, "cannot start a thread to reconnect"),
+            Err(error) => {
+                tracing::warn!(target: "farcell::tcp", %error, "cannot start a thread to reconnect")
+            }
         }
     }
 
@@ -194,7 +196,7 @@ impl Link {
         state.wake_all();
         drop(state);
         tracing::info!(
-            addr = self.settings.target.addr,
+            target: "farcell::tcp", addr = self.settings.target.addr,
             resumed = welcome.resumed,
             "the connection is back"
         );

@@ -223,7 +223,7 @@ impl Link {
                 continue;
             }
             if let Err(what) = self.dispatch(&mut state, &header, payload) {
-                tracing::warn!(what, "a notification that makes no sense");
+                tracing::warn!(target: "farcell::tcp", what, "a notification that makes no sense");
             }
         }
         !frames.is_empty()
@@ -369,7 +369,7 @@ impl Link {
                 Ok(())
             }
             Tag::GoingAway => {
-                tracing::warn!(addr = self.settings.target.addr, "server going away");
+                tracing::warn!(target: "farcell::tcp", addr = self.settings.target.addr, "server going away");
                 state.going_away(&self.settings.target.addr);
                 Err("the server was asked to stop".to_owned())
             }

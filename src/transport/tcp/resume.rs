@@ -114,7 +114,7 @@ fn open_again(
                 Some(&tag) if tag == Tag::Keep as u8 => "no lock is kept",
                 _ => "an array cannot be opened",
             };
-            tracing::warn!(addr, ?refusal, "{what} on the server that is back");
+            tracing::warn!(target: "farcell::tcp", addr, ?refusal, "{what} on the server that is back");
         }
     }
     socket.set_read_timeout(None).map_err(broke)?;

@@ -1,0 +1,134 @@
+//! The name, the port, and what speaks there.
+
+use super::Patient;
+use super::check::{Check, Report};
+use super::found::Target;
+use farcell::diagnose::{Answer, WIRE_VERSION, probe, resolve};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long one address may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Addresses of one name that are looked at.
+const MOST: usize = 8;
+
+/// Whether a farcell server of our version answers.
+pub fn look(patient: &Patient<'_>, report: &mut Report) -> bool {
+    let Some(target) = &patient.target else {
+        for check in ["server.address", "server.port", "server.answer"] {
+            report.add(Check::skipped(check, "there is no server to look at"));
+        }
+        return false;
+    };
+    let addrs = match resolve(&target.addr) {
+        Ok(addrs) => addrs,
+        Err(error) => {
+            let host = target.addr.split(':').next().unwrap_or_default();
+            report.add(Check::fail(
+                "server.address",
+                error.to_string(),
+                format!("getent hosts {host}"),
+            ));
+            for check in ["server.port", "server.answer"] {
+                report.add(Check::skipped(check, "the name has no address"));
+            }
+            return false;
+        }
+    };
+    let list: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+    report.add(Check::ok("server.address", format!("{} is {}", target.addr, list.join(", "))));
+    let patience = patient.connection.connect_timeout().map_or(PATIENCE, |t| t.min(PATIENCE));
+    let answers: Vec<(SocketAddr, Answer)> =
+        addrs.iter().take(MOST).map(|&addr| (addr, probe(addr, patience))).collect();
+    let taken = |answer: &Answer| {
+        matches!(answer, Answer::Farcell { .. } | Answer::Other(_) | Answer::Silent(_))
+    };
+    let any = answers.iter().any(|(_, answer)| taken(answer));
+    for (addr, answer) in &answers {
+        report.add(port(target, *addr, answer, any));
+    }
+    let mut ours = false;
+    // A client takes the first that takes it.
+    match answers.iter().find(|(_, answer)| taken(answer)) {
+        Some((addr, answer)) => {
+            ours = matches!(answer, Answer::Farcell { version } if *version == WIRE_VERSION);
+            report.add(speaker(*addr, answer));
+        }
+        None => report.add(Check::skipped("server.answer", "no port was reached")),
+    }
+    ours
+}
+
+fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check {
+    let port = addr.port();
+    let serve = format!("farcell serve --bind [::]:{port}");
+    let check = match answer {
+        Answer::Farcell { .. } | Answer::Other(_) | Answer::Silent(_) => {
+            Check::ok("server.port", "open")
+        }
+        // Another address of the same name is taken in its place.
+        Answer::Refused if any => Check::skipped(
+            "server.port",
+            "refused: nothing listens at this address; another one of this name is open",
+        ),
+        Answer::Refused if target.optional => Check::skipped(
+            "server.port",
+            "refused: no server runs here, and nobody has named one; a program runs a private one",
+        ),
+        Answer::Refused if addr.ip().is_loopback() => Check::fail(
+            "server.port",
+            "refused: the machine is there, and nothing listens on this port",
+            serve,
+        ),
+        Answer::Refused => Check::fail(
+            "server.port",
+            format!(
+                "refused: the machine is there, and nothing listens on this port of this address; is the server bound to 127.0.0.1 alone? See there: ss -ltn 'sport = :{port}'"
+            ),
+            serve,
+        ),
+        Answer::Filtered(why) => Check::fail(
+            "server.port",
+            format!("filtered: {why}: there is no way there, or a firewall rejects"),
+            format!("ip route get {}", addr.ip()),
+        ),
+        Answer::TimedOut => Check::fail(
+            "server.port",
+            "timeout: no answer at all: a firewall drops packets, or no machine has this address",
+            format!("nc -vz {} {port}; on the server: nft list ruleset", addr.ip()),
+        ),
+        Answer::Failed(why) => {
+            Check::fail("server.port", why.clone(), format!("ip route get {}", addr.ip()))
+        }
+        _ => Check::fail("server.port", "unknown", serve),
+    };
+    check.of(addr.to_string())
+}
+
+fn speaker(addr: SocketAddr, answer: &Answer) -> Check {
+    let who = format!("ss -ltnp 'sport = :{}'", addr.port());
+    let check = match answer {
+        Answer::Farcell { version } if *version == WIRE_VERSION => {
+            Check::ok("server.answer", format!("a farcell server, protocol version {version}"))
+        }
+        Answer::Farcell { version } => Check::fail(
+            "server.answer",
+            format!(
+                "a farcell server of protocol version {version}, and this program speaks {WIRE_VERSION}: both ends need one release"
+            ),
+            "farcell --version",
+        ),
+        Answer::Other(what) => Check::fail(
+            "server.answer",
+            format!("{what}, no farcell server: this port belongs to something else"),
+            who,
+        ),
+        Answer::Silent(why) => Check::fail(
+            "server.answer",
+            format!("something that is no farcell server, or a server that is stopped: {why}"),
+            who,
+        ),
+        _ => Check::skipped("server.answer", "no port was reached"),
+    };
+    check.of(addr.to_string())
+}

@@ -106,7 +106,8 @@ pub enum Op {
     Down = 15,
     /// Semaphore: give back `a` permits, if that leaves no more than `b`.
     Up = 16,
-    /// Barrier of `b` parties: one arrival.
+    /// Barrier of `b` parties: one arrival, by the session `a`, or whichever if
+    /// that is 0.
     Arrive = 17,
     /// Barrier of `b` parties: break it, if it is where `a` says, see
     /// [`sync::Barrier::stage`]; at any time if `a` is [`sync::ANY_STAGE`].

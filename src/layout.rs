@@ -28,6 +28,8 @@ pub mod header {
     pub const INCARNATION: usize = 1;
     /// Cells of the segment.
     pub const CAPACITY: usize = 2;
+    /// Of a desk: not 0 when its session is over.
+    pub const OVER: usize = 3;
     /// In the page behind the header, which clients can change: a word for them
     /// to try their atomics on. It means nothing to anyone else.
     pub const SCRATCH: usize = super::HEADER_BYTES / 8;

@@ -4,7 +4,9 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{Barrier, Canceller, Client, Error, HoldingKind, Server, WaitOptions};
+use farcell::{
+    Barrier, Canceller, Client, Error, HoldingKind, Server, TransportChoice, WaitOptions,
+};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -79,7 +81,8 @@ fn cut_connections_let_nobody_through_and_keep_nobody() {
     });
     let proxy = Proxy::start(server.local_addrs()[0], cuts.collect());
     let through = || {
-        let builder = Client::builder().addr(proxy.addr()).key(key());
+        let builder =
+            Client::builder().addr(proxy.addr()).key(key()).transport(TransportChoice::Tcp);
         builder.wait_for_server(Duration::from_secs(10)).connect().unwrap()
     };
     rounds(through, 4, 40);

@@ -54,6 +54,70 @@ fn together(client: &Client, rank: usize, learners: usize, options: Options, rou
     distance(&parameters, &mean(learners))
 }
 
+/// What is mixed where it lies is what is mixed in a copy, of an odd number of
+/// numbers, too, while the messages are replaced all the time.
+#[test]
+fn messages_are_mixed_where_they_are_and_as_in_a_copy() {
+    let server = server().start().unwrap();
+    for (choice, way) in [(TransportChoice::Shm, "shm"), (TransportChoice::Tcp, "tcp")] {
+        let clients = [0, 1].map(|_| connect(&server.address(), choice));
+        assert_eq!(clients[0].transport().name, way);
+        let mut pair: Vec<Buffer<f32>> = clients
+            .iter()
+            .enumerate()
+            .map(|(rank, c)| Buffer::new(c, way, rank, 2, 10_001, Options::new()).unwrap())
+            .collect();
+        let theirs: Vec<f32> = (0..10_001).map(|i| i as f32 * 0.25 - 7.0).collect();
+        let ours: Vec<f32> = (0..10_001).map(|i| 3.0 - i as f32).collect();
+        let mean: Vec<f32> = ours.iter().zip(&theirs).map(|(a, b)| (a + b) / 2.0).collect();
+        for looks in [false, true] {
+            let mut mixed = ours.clone();
+            pair[1].write_message(&theirs).unwrap();
+            // Otherwise it would wait for us.
+            pair[0].write_message(&ours).unwrap();
+            let done = match looks {
+                false => pair[0].aggregate(&mut mixed),
+                true => pair[0].aggregate_with(&mut mixed, |_, seen| assert_eq!(seen, theirs)),
+            };
+            assert_eq!(done.unwrap(), Mixed::Done { messages: 1, lost: vec![] });
+            assert_eq!(mixed, mean, "{way}, looks: {looks}");
+            pair[1].aggregate(&mut theirs.clone()).unwrap();
+        }
+    }
+}
+
+/// Messages that are replaced while they are mixed are mixed as one of them.
+#[test]
+fn a_message_that_is_replaced_meanwhile_is_mixed_again() {
+    let server = server().start().unwrap();
+    let client = connect(&server.address(), TransportChoice::Shm);
+    let mut buffer = Buffer::new(&client, "g", 0, 2, LEN, Options::new()).unwrap();
+    let slot = client.open_slots("g.messages").unwrap().at(1).unwrap();
+    let written = client.open_events("g.written").unwrap().at(1, 0).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for number in (0..).map(f64::from) {
+                if over.load(relaxed) {
+                    return;
+                }
+                slot.write(bytemuck::cast_slice(&vec![number; LEN])).unwrap();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        for _ in 0..200 {
+            let mut mixed = vec![0.0; LEN];
+            buffer.write_message(&vec![0.0; LEN]).unwrap();
+            written.set().unwrap();
+            buffer.aggregate(&mut mixed).unwrap();
+            client.open_events("g.read").unwrap().at(0, 1).unwrap().set().unwrap();
+            assert!(mixed.iter().all(|&m| m == mixed[0]), "parts of two messages");
+        }
+        over.store(true, relaxed);
+    });
+}
+
 // ---- learners in processes of their own ------------------------------------------
 
 struct Learner(Another);

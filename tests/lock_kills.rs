@@ -1,17 +1,20 @@
 //! Promise: while a server with `--state` is killed at random moments and
 //! started again, a lock has one holder at a time: two cells that are changed
 //! one after the other under it are never found different, nothing that was
-//! counted under it is lost, and each holder's token is larger than the last.
+//! counted under it is lost, and each holder's token is larger than the last. And
+//! while its holders are killed, in shared memory or over TCP, the next one has
+//! it, and knows that what it protects may be half done.
 //!
-//! FARCELL_KILLS says how often the server is killed, FARCELL_SEED when.
+//! FARCELL_KILLS says how often the server, or a holder, is killed, FARCELL_SEED
+//! when.
 #![cfg(feature = "cli")]
 
 mod common;
 
-use common::another::{Another, role};
+use common::another::{Another, Speaker, role};
 use common::process::Process;
-use common::{key, random};
-use farcell::{Client, Lock, LockGuard};
+use common::{client, key, random, server};
+use farcell::{Client, Lock, LockGuard, TransportChoice};
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -22,6 +25,9 @@ const PROCESSES: usize = 4;
 const THREADS: usize = 3;
 /// The server and the file for what was counted.
 const ROLE: &str = "FARCELL_LOCK_CLIENT";
+/// The server.
+const MORTAL: &str = "FARCELL_LOCK_MORTAL";
+const LONG: Duration = Duration::from_secs(30);
 
 /// Those who only try would not get the lock of those who queue.
 const LOCKS: usize = 2;
@@ -45,8 +51,8 @@ fn take(lock: &Lock, way: usize) -> Option<LockGuard> {
     }
 }
 
-/// How often each way has had the lock.
-fn work(client: &Client, way: usize, over: &AtomicBool) -> i64 {
+/// How often each way has had the lock. `mortal`: holders are killed.
+fn work(client: &Client, way: usize, over: &AtomicBool, mortal: bool) -> i64 {
     let lock = client.locks("locks", 1, LOCKS).unwrap().at(0, lock_of(way)).unwrap();
     let cells = client.counters("pairs", LOCKS, 3).unwrap();
     let [one, two, last] = [0, 1, 2].map(|col| cells.at(lock_of(way), col).unwrap());
@@ -54,7 +60,11 @@ fn work(client: &Client, way: usize, over: &AtomicBool) -> i64 {
     while !over.load(Ordering::Relaxed) {
         let Some(guard) = take(&lock, way) else { continue };
         let (a, b) = (one.load().unwrap(), two.load().unwrap());
-        assert_eq!(a, b, "another one was at work");
+        if a != b {
+            assert!(mortal && guard.was_abandoned(), "another one was at work: {a} and {b}");
+            two.store(a).unwrap();
+        }
+        let b = a;
         let (token, before) = (guard.token() as i64, last.load().unwrap());
         assert!(token > before, "the token {token} came behind {before}");
         last.store(token).unwrap();
@@ -77,7 +87,7 @@ fn role_of_a_client() {
         let workers: Vec<_> = (0..THREADS)
             .map(|way| {
                 let (client, over) = (&client, &over);
-                s.spawn(move || work(client, way, over))
+                s.spawn(move || work(client, way, over, false))
             })
             .collect();
         // It ends when we are to stop.
@@ -113,6 +123,76 @@ impl Worker {
 
 fn variable(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().map_or(usual, |n| n.parse().expect("a number"))
+}
+
+#[test]
+#[ignore = "the role of a client process of the test below"]
+fn role_of_a_mortal() {
+    let Ok(addr) = std::env::var(MORTAL) else { return };
+    let client = Client::builder().addr(addr).key(key()).connect().unwrap();
+    println!("#works");
+    std::thread::scope(|s| {
+        for way in 0..THREADS {
+            let client = &client;
+            s.spawn(move || work(client, way, &AtomicBool::new(false), true));
+        }
+    });
+}
+
+/// Holders are killed, and after each the lock goes on.
+fn holders_are_killed(choice: TransportChoice, name: &str) {
+    let kills = variable("FARCELL_KILLS", 200) as usize;
+    let mut seed = variable("FARCELL_SEED", u64::from(std::process::id()));
+    println!("seed {seed}, {kills} kills, over {name}");
+    let server = server().lease(Duration::from_millis(400)).start().unwrap();
+    let client = client(&server).transport(choice).connect().unwrap();
+    let pairs = client.counters("pairs", LOCKS, 3).unwrap();
+    let locks = client.locks("locks", 1, LOCKS).unwrap();
+    let start = || {
+        let mut command = role("role_of_a_mortal", MORTAL, server.address());
+        let mut mortal = Speaker::start(command.env("FARCELL_TRANSPORT", name));
+        mortal.says("#works");
+        mortal
+    };
+    let mut mortals: Vec<Speaker> = (0..PROCESSES).map(|_| start()).collect();
+    let mut abandoned = 0;
+    for kill in 0..kills {
+        std::thread::sleep(Duration::from_micros(random(&mut seed, 4_000)));
+        mortals[kill % PROCESSES].process.kill();
+        mortals[kill % PROCESSES] = start();
+        if kill % 8 == 0 {
+            // The one in whose way the others do not get behind each other.
+            let guard = locks.at(0, 0).unwrap().lock_timeout(LONG).unwrap().expect("it goes on");
+            abandoned += u32::from(guard.was_abandoned());
+            let (a, b) = (pairs.at(0, 0).unwrap(), pairs.at(0, 1).unwrap());
+            if a.load().unwrap() != b.load().unwrap() {
+                assert!(guard.was_abandoned(), "another one was at work");
+                b.store(a.load().unwrap()).unwrap();
+            }
+            guard.unlock().unwrap();
+        }
+    }
+    mortals.iter_mut().for_each(|mortal| mortal.process.kill());
+    for at in 0..LOCKS {
+        let guard = locks.at(0, at).unwrap().lock_timeout(LONG).unwrap().expect("it is free");
+        abandoned += u32::from(guard.was_abandoned());
+        let had = pairs.at(at, 0).unwrap().load().unwrap();
+        println!("lock {at}: {had} times, token {}", guard.token());
+        assert!(had > 0 && guard.token() as i64 > had);
+        guard.unlock().unwrap();
+    }
+    println!("{abandoned} of those that were looked at had been abandoned");
+    assert_eq!(server.parked_waits(), 0);
+}
+
+#[test]
+fn holders_killed_in_shared_memory_leave_the_lock_to_the_next() {
+    holders_are_killed(TransportChoice::Shm, "shm");
+}
+
+#[test]
+fn holders_killed_over_tcp_leave_the_lock_to_the_next() {
+    holders_are_killed(TransportChoice::Tcp, "tcp");
 }
 
 #[test]

@@ -17,6 +17,11 @@ fn a_child_is_refused_and_the_parent_goes_on() {
         let client = client(&server).transport(choice).connect().unwrap();
         let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
         let counter = client.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
+        let lock = client.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
+        let semaphore = client.semaphores("s", 1, 1, 1, 1).unwrap().at(0, 0).unwrap();
+        let barrier = client.barriers("b", 1, 1, 1).unwrap().at(0, 0).unwrap();
+        let guard = lock.lock().unwrap();
+        barrier.wait().unwrap();
         event.clear().unwrap();
         counter.store(5).unwrap();
         // SAFETY: no other thread of this process holds a lock that the child
@@ -32,6 +37,10 @@ fn a_child_is_refused_and_the_parent_goes_on() {
                 refused(event.wait_timeout(Duration::from_millis(10)).map(drop)),
                 refused(client.batch().load(&counter).run().map(drop)),
                 refused(client.info().map(drop)),
+                refused(lock.try_lock().map(drop)),
+                refused(semaphore.acquire().map(drop)),
+                refused(barrier.wait().map(drop)),
+                refused(guard.unlock()),
             ];
             drop((event, counter));
             drop(client);
@@ -44,6 +53,12 @@ fn a_child_is_refused_and_the_parent_goes_on() {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status), "the child was killed: {status:#x}");
         assert_eq!(libc::WEXITSTATUS(status), 0, "what of the list was not refused, by {choice:?}");
+        guard.check().unwrap();
+        guard.unlock().unwrap();
+        assert_eq!(lock.lock().unwrap().token(), lock.token().unwrap());
+        semaphore.acquire().unwrap();
+        semaphore.release().unwrap();
+        barrier.wait().unwrap();
         assert!(event.set().unwrap());
         assert_eq!(counter.fetch_add(1).unwrap(), 5);
         assert_eq!(server.sessions(), 1, "the child has ended nothing of its parent's");

@@ -6,6 +6,7 @@ mod common;
 
 use common::another::{Speaker, role};
 use common::messages::{self, LARGEST, message, size};
+use common::proxy::{Cut, Proxy};
 use common::{key, server};
 use farcell::{Client, Error, Key, Slot, TransportChoice};
 use std::sync::atomic::Ordering;
@@ -37,6 +38,13 @@ fn role_of_another_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, addr) = role.split_once(' ').unwrap();
     let slot = shm(addr).open_slots("params").unwrap().at(0).unwrap();
+    if role == "parts" {
+        let mut half = slot.writer().unwrap();
+        half.write_at(0, &long_part(9)).unwrap();
+        println!("half");
+        thread::sleep(LONG);
+        return;
+    }
     // The eager one is nearly always in the middle of a message; the other one
     // leaves moments in which it can be read.
     let long = [1, 2].map(|number| messages::of_size(number, LARGEST as usize));
@@ -60,6 +68,95 @@ fn role_of_another_process() {
             thread::sleep(Duration::from_millis(3));
         }
     }
+}
+
+fn long_part(byte: u8) -> Vec<u8> {
+    vec![byte; LARGEST as usize / 2]
+}
+
+/// Parts are copied into the memory: none of their bytes goes through a socket.
+#[test]
+fn parts_go_through_memory_and_are_as_whole_as_by_tcp() {
+    let server = server().start().unwrap();
+    let proxy = Proxy::start(server.local_addrs()[0], Vec::new());
+    let slot = shm(&proxy.addr()).slots("params", 1, LARGEST).unwrap().at(0).unwrap();
+    slot.write(&long_part(1)).unwrap();
+    let over_tcp = client(&server.address(), TransportChoice::Tcp);
+    let seen = over_tcp.open_slots("params").unwrap().at(0).unwrap();
+    let mut buffer = vec![0; LARGEST as usize];
+    let before = proxy.forwarded();
+    let mut write = slot.writer().unwrap();
+    write.write_at(0, &long_part(2)).unwrap();
+    write.write_at(LARGEST / 2, &long_part(3)).unwrap();
+    assert!(matches!(seen.write(b"x"), Err(Error::SlotBusy { .. })));
+    assert_eq!(write.commit(LARGEST).unwrap(), 2);
+    let (up, down) = proxy.forwarded();
+    let sent = up + down - before.0 - before.1;
+    assert!(sent < 10_000, "{sent} bytes went over the connection");
+    for slot in [&slot, &seen] {
+        let received = slot.read(&mut buffer).unwrap();
+        assert_eq!((received.version, received.total), (2, LARGEST));
+        assert_eq!(buffer, [long_part(2), long_part(3)].concat());
+    }
+    // One that is given up before its first part leaves all as it was, and one
+    // that is given up behind it a torn row.
+    drop(slot.writer().unwrap());
+    assert_eq!(seen.read(&mut buffer).unwrap().version, 2);
+    let mut half = slot.writer().unwrap();
+    half.write_at(3, b"half").unwrap();
+    drop(half);
+    assert!(matches!(seen.read(&mut buffer), Err(Error::Torn { version: 2, .. })));
+    // Nothing less than all of a message makes it whole.
+    let mut gap = slot.writer().unwrap();
+    gap.write_at(0, b"012").unwrap();
+    gap.write_at(4, b"4567").unwrap();
+    assert!(matches!(gap.commit(8), Err(Error::PartOfTorn { .. })));
+    let mut whole = slot.writer().unwrap();
+    whole.write_at(4, b"4567").unwrap();
+    whole.write_at(0, b"0123").unwrap();
+    assert_eq!(whole.commit(8).unwrap(), 3);
+    assert_eq!(seen.read(&mut buffer).unwrap().len, 8);
+    assert_eq!(&buffer[..8], b"01234567");
+}
+
+/// A writer whose connection is cut between its parts is told, and lets go of the
+/// row.
+#[test]
+fn a_cut_between_parts_tears_the_row_and_frees_it() {
+    let server = server().start().unwrap();
+    // The first is the session's own.
+    let cuts = vec![Cut::Never, Cut::Up(600)];
+    let proxy = Proxy::start(server.local_addrs()[0], cuts);
+    let slot = shm(&proxy.addr()).slots("params", 1, LARGEST).unwrap().at(0).unwrap();
+    slot.write(b"before").unwrap();
+    let mut write = slot.writer().unwrap();
+    let lost = loop {
+        if let Err(error) = write.write_at(0, b"part") {
+            break error;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert!(matches!(lost, Error::WriteLost { .. }), "{lost}");
+    drop(write);
+    let torn = slot.read(&mut [0; 8]);
+    assert!(matches!(torn, Err(Error::Torn { version: 1, .. })), "{torn:?}");
+    assert_eq!(slot.write(b"after").unwrap(), 2);
+}
+
+#[test]
+fn a_writer_that_is_killed_between_its_parts_leaves_a_torn_row() {
+    let server = server().lease(Duration::from_millis(500)).start().unwrap();
+    let addr = server.address();
+    let slot = shm(&addr).slots("params", 1, LARGEST).unwrap().at(0).unwrap();
+    slot.write(b"before").unwrap();
+    let mut writer = other("parts", &addr);
+    writer.says("half");
+    writer.process.kill();
+    let mut buffer = vec![0; LARGEST as usize];
+    let torn = slot.read(&mut buffer);
+    assert!(matches!(torn, Err(Error::Torn { version: 1, .. })), "{torn:?}");
+    assert_eq!(slot.write(b"after").unwrap(), 2);
+    assert_eq!(slot.read(&mut buffer).unwrap().len, 5);
 }
 
 #[test]
@@ -201,7 +298,8 @@ fn sums_of_borrowed_messages_are_of_one_message() {
     let slot = shm(&addr).open_slots("params").unwrap().at(0).unwrap();
     let mut seen = std::collections::BTreeSet::new();
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
+    let enough = |seen: usize| seen > 3 || begun.elapsed() > LONG;
+    while begun.elapsed() < Duration::from_secs(2) || !enough(seen.len()) {
         let sum = |words: &[std::sync::atomic::AtomicU64], len: usize| {
             let bytes: Vec<u8> =
                 words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();

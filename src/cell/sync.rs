@@ -189,6 +189,14 @@ pub const fn completes(word: u64, parties: u64) -> bool {
     parties == 0 || Barrier::of(word).index(parties) + 1 == parties
 }
 
+/// The word behind an arrival that finds this one, for those who put it there by
+/// a swap: the waiting bit stays as long as those for whom it stands must wait.
+#[must_use]
+pub const fn arrived(word: u64, parties: u64) -> u64 {
+    let next = word.wrapping_add(2);
+    if completes(word, parties) { next & !WAITING } else { next }
+}
+
 /// What one who queues wants of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Claim {
@@ -300,6 +308,8 @@ mod tests {
         assert!(!must_ring(Op::Arrive, 1 << 1 | WAITING, 3));
         assert_eq!(Barrier::of(two).goal(3), 3);
         assert_eq!(Barrier::of(3 << 1).goal(3), 6);
+        assert_eq!(arrived(two | WAITING, 3), 3 << 1, "those who waited go on");
+        assert_eq!(arrived(1 << 1 | WAITING, 3), two | WAITING, "they wait for one more");
     }
 
     #[test]

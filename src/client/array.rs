@@ -4,7 +4,7 @@ use super::Client;
 use super::options::WaitOptions;
 use super::select::{Cell, Woken};
 use crate::catalog::Form;
-use crate::cell::{Op, event_is_set};
+use crate::cell::{Comparison, Condition, Op, event_is_set, value};
 use crate::error::{Error, Result};
 use crate::layout::Run;
 use crate::transport::shm::{Fast, Place, Slot};
@@ -13,6 +13,9 @@ use crate::transport::{CellOp, Failure, Transport, Waited};
 use crate::wire::{self, Refusal, WaitRecord};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+
+/// Looks of one who was told to spin before it begins a wait in earnest.
+const SPINS: u32 = 512;
 
 /// An array that the session has open. The one place where row and column
 /// become the place of a cell.
@@ -70,8 +73,16 @@ impl Array {
 
     /// One operation on one cell; the word before it.
     pub fn execute(&self, op: Op, offset: u32, a: i64, b: i64) -> Result<u64> {
-        let cell = CellOp { op, array: self.number, offset, a: a as u64, b: b as u64 };
-        self.transport().execute(cell).map_err(|f| self.explain(f, op.name()))
+        let done = self.attempt(op, offset, a as u64, b as u64);
+        done.map_err(|f| self.explain(f, op.name()))
+    }
+
+    /// The same, and if it fails why, before names are put to the numbers.
+    pub fn attempt(&self, op: Op, offset: u32, a: u64, b: u64) -> Result<u64, Failure> {
+        match Place::new(self.slot, offset).execute(op, a, b) {
+            Fast::Done(word) => Ok(word),
+            fast => self.go_on(fast, CellOp { op, array: self.number, offset, a, b }),
+        }
     }
 
     /// The same, in memory if the cell is there.
@@ -87,11 +98,14 @@ impl Array {
     #[inline(never)]
     fn settle(&self, fast: Fast, op: Op, offset: u32, a: i64, b: i64) -> Result<u64> {
         let cell = CellOp { op, array: self.number, offset, a: a as u64, b: b as u64 };
-        let done = match &self.client.core.shm {
-            Some(shm) => shm.settle(fast, cell),
-            None => self.transport().execute(cell),
-        };
-        done.map_err(|f| self.explain(f, op.name()))
+        self.go_on(fast, cell).map_err(|f| self.explain(f, op.name()))
+    }
+
+    fn go_on(&self, fast: Fast, op: CellOp) -> Result<u64, Failure> {
+        match &self.client.core.shm {
+            Some(shm) => shm.settle(fast, op),
+            None => self.transport().execute(op),
+        }
     }
 
     /// One operation on many cells; the words before it.
@@ -108,24 +122,56 @@ impl Array {
         options: &WaitOptions,
     ) -> Result<Option<u64>> {
         if !options.is_plain() {
-            let woken = self.wait(1, &[record], options, |_| (0, 0))?;
-            return Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|c| c.word));
+            return self.wait_by_server(record, options);
         }
+        let mut record = record;
         // A look at first: nothing need be done for what is so already.
         if options.cancel.is_none()
             && let Fast::Done(word) = place.execute(Op::Load, 0, 0)
         {
-            let holds = match record.condition() {
-                Ok(Some(condition)) => condition.holds(word),
-                _ => event_is_set(word),
+            let condition = match record.condition() {
+                Ok(Some(condition)) => condition,
+                _ if event_is_set(word) => return Ok(Some(word)),
+                // From here on any transition will do, also one that comes between
+                // these looks and what follows them.
+                _ => Condition { comparison: Comparison::Ne, value: value(word) },
             };
-            if holds {
+            if condition.holds(word) {
                 return Ok(Some(word));
             }
+            let spins = options.timeout.is_none() && !self.client.core.link.spin().is_zero();
+            if spins && let Some(word) = spin_briefly(place, condition) {
+                return Ok(Some(word));
+            }
+            (record.comparison, record.value) = (condition.comparison as u8, condition.value);
         }
         self.transport()
             .wait_one(record, options.timeout, options.cancel.as_ref())
             .map_err(|f| self.explain(f, "wait"))
+    }
+
+    /// Waits for one cell as long as this session lives; the word that satisfied
+    /// it. `None`: the time was over.
+    pub fn wait_bound(
+        &self,
+        record: WaitRecord,
+        options: &WaitOptions,
+        session: u64,
+    ) -> Result<Option<u64>> {
+        if options.peers.is_empty()
+            && let Some(shm) = &self.client.core.shm
+        {
+            let (timeout, cancel) = (options.timeout, options.cancel.as_ref());
+            let patience = Patience { timeout, cancel, bound: Some(session) };
+            return shm.wait_bound(record, &patience).map_err(|f| self.explain(f, "wait"));
+        }
+        let options = WaitOptions { bound: Some(session), ..options.clone() };
+        self.wait_by_server(record, &options)
+    }
+
+    fn wait_by_server(&self, record: WaitRecord, options: &WaitOptions) -> Result<Option<u64>> {
+        let woken = self.wait(1, &[record], options, |_| (0, 0))?;
+        Ok(woken.cells().first().filter(|_| woken.is_satisfied()).map(|cell| cell.word))
     }
 
     /// Waits for cells. `cells` are those of the records, in order.
@@ -178,13 +224,13 @@ impl Array {
         Woken { satisfied: waited.satisfied, cells }
     }
 
-    /// As [`wait`](Self::wait), but the answer is given to `then`. `bound`: it
-    /// means nothing to another session.
+    /// As [`wait`](Self::wait), but the answer is given to `then`. `bound`: the
+    /// session to which alone it means something.
     pub fn wait_then(
         self: &Arc<Self>,
         need: usize,
         records: &[WaitRecord],
-        bound: bool,
+        bound: Option<u64>,
         cells: impl Fn(usize) -> (usize, usize) + Send + 'static,
         then: impl FnOnce(Result<Woken>) + Send + 'static,
     ) -> Result<Pending> {
@@ -228,6 +274,19 @@ impl Array {
             },
         }
     }
+}
+
+/// Looks at a cell in memory again and again, for less than it takes to begin a wait
+/// some ten times over: what comes soon is not held up by that.
+fn spin_briefly(place: &Place, condition: Condition) -> Option<u64> {
+    for _ in 0..SPINS {
+        match place.execute(Op::Load, 0, 0) {
+            Fast::Done(word) if condition.holds(word) => return Some(word),
+            Fast::Done(_) => std::hint::spin_loop(),
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// What the handle of an array, and that of one of its cells, can do whatever

@@ -4,13 +4,13 @@ mod later;
 
 use super::array::{Array, array_handle};
 use super::options::WaitOptions;
-use super::select::Woken;
 use crate::cell::sync::{ANY_STAGE, Barrier as Word};
 use crate::cell::{Comparison, Op};
 use crate::engine::{Gone, lock};
 use crate::error::{Error, Parted, Result};
 use crate::layout::Run;
-use crate::wire::{self, BrokenRecord, PartyRecord, Tag, WaitRecord};
+use crate::transport::Failure;
+use crate::wire::{self, BrokenRecord, PartyRecord, Refusal, Tag, WaitRecord};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +79,8 @@ impl Barrier {
     }
 
     /// Waits until all parties have come. The arrival is one round trip, over
-    /// RDMA one atomic; who comes last goes on at once. The first time that a
+    /// RDMA and in shared memory one atomic; who comes last goes on at once, and
+    /// wakes those who wait in shared memory by itself. The first time that a
     /// session waits here takes one round trip more.
     ///
     /// # Errors
@@ -105,21 +106,29 @@ impl Barrier {
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Cancelled`], [`Error::PeerLost`].
     pub fn wait_with_options(&self, options: &WaitOptions) -> Result<BarrierWait> {
-        let (found, passed) = self.arrive()?;
+        let (session, found, passed) = self.arrive()?;
         if passed.last {
             return Ok(passed);
         }
-        let options = WaitOptions { bound: true, ..options.clone() };
-        let record = self.wait_record(found);
-        let woken = self.array.wait(1, &[record], &options, |_| (self.row, self.col));
-        self.conclude(found, passed, woken)
+        let woken = self.array.wait_bound(self.wait_record(found), options, session);
+        self.conclude(session, found, passed, woken)
     }
 
-    /// Comes to it: the word before, and what it means to have passed.
-    fn arrive(&self) -> Result<(Word, BarrierWait)> {
+    /// Comes to it: in which session, the word before, and what it means to have
+    /// passed.
+    fn arrive(&self) -> Result<(u64, Word, BarrierWait)> {
         let parties = self.array.form.param;
-        self.be_a_party()?;
-        let found = match self.execute(Op::Arrive, 0) {
+        let (session, arrived) = loop {
+            let session = self.be_a_party()?;
+            match self.array.attempt(Op::Arrive, self.offset, session, parties) {
+                // The session is another one since: once more, as a party in that.
+                Err(Failure::Refused(Refusal::StaleSeat, _)) => {
+                    lock(&self.array.parties).remove(&self.offset);
+                }
+                arrived => break (session, arrived),
+            }
+        };
+        let found = match arrived.map_err(|f| self.array.explain(f, Op::Arrive.name())) {
             Ok(word) => Word::of(word),
             Err(error) => {
                 // It may count as having come, and will not come again: the
@@ -138,7 +147,7 @@ impl Barrier {
             generation: found.arrivals / parties,
             last: found.index(parties) + 1 == parties,
         };
-        Ok((found, passed))
+        Ok((session, found, passed))
     }
 
     /// What who has found this word waits for.
@@ -152,23 +161,23 @@ impl Barrier {
         }
     }
 
-    /// What became of a wait. Unless all have come it breaks the barrier.
+    /// What became of a wait in this session: the word that ended it, if the time was
+    /// not over. Unless all have come it breaks the barrier.
     fn conclude(
         &self,
+        session: u64,
         found: Word,
         passed: BarrierWait,
-        woken: Result<Woken>,
+        woken: Result<Option<u64>>,
     ) -> Result<BarrierWait> {
         let parties = self.array.form.param;
         let (word, error) = match woken {
-            Ok(woken) => match woken.cells().first() {
-                Some(cell) if woken.is_satisfied() => (cell.word, None),
-                _ => {
-                    let why = "a party did not wait any longer".to_owned();
-                    let error = self.error(None, why);
-                    (self.execute(Op::Break, found.stage(parties))?, Some(error))
-                }
-            },
+            Ok(Some(word)) => (word, None),
+            Ok(None) => {
+                let why = "a party did not wait any longer".to_owned();
+                let error = self.error(None, why);
+                (self.execute(Op::Break, found.stage(parties))?, Some(error))
+            }
             // The server has done it.
             Err(error @ (Error::LeaseLost { .. } | Error::Closed | Error::ArrayRemoved { .. })) => {
                 return Err(error);
@@ -188,7 +197,16 @@ impl Barrier {
             _ if now.epoch != found.epoch => {
                 Err(self.error(None, "it was reset while this party waited".to_owned()))
             }
-            _ if now.broken => Err(self.broken(now.epoch)),
+            _ if now.broken => {
+                let broken = self.broken(now.epoch);
+                // In memory one sees what the end of one's own session does to it.
+                if self.array.client.core.link.welcome().session != session {
+                    let what =
+                        format!("barrier {:?} ({}, {})", self.array.name, self.row, self.col);
+                    return Err(Error::LeaseLost { what });
+                }
+                Err(broken)
+            }
             _ => Ok(passed),
         }
     }
@@ -242,17 +260,17 @@ impl Barrier {
         self.array.execute(op, self.offset, a as i64, self.array.form.param as i64)
     }
 
-    /// Tells the server that this session is a party, once.
-    fn be_a_party(&self) -> Result<()> {
+    /// Tells the server that this session is a party, once. Which session it is.
+    fn be_a_party(&self) -> Result<u64> {
         let link = &self.array.client.core.link;
         let session = link.welcome().session;
         if lock(&self.array.parties).get(&self.offset) == Some(&session) {
-            return Ok(());
+            return Ok(session);
         }
         link.request(Tag::Party, "wait at a barrier", bytemuck::bytes_of(&self.record(0)))
             .map_err(|f| self.array.explain(f, "wait at a barrier"))?;
         lock(&self.array.parties).insert(self.offset, session);
-        Ok(())
+        Ok(session)
     }
 
     fn record(&self, epoch: u64) -> PartyRecord {

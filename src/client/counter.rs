@@ -171,7 +171,7 @@ impl Counter {
         let ended = |woken: Result<Woken>| {
             then(woken.map(|woken| woken.cells().first().map_or(0, Cell::value)));
         };
-        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
+        self.array.wait_then(1, &[record], None, move |_| (row, col), ended)
     }
 
     fn wait_record(&self, comparison: Comparison, value: i64) -> Result<WaitRecord> {

@@ -206,7 +206,7 @@ impl Event {
         let record = self.wait_record(UNTIL_SET, 0);
         let (row, col) = (self.row, self.col);
         let ended = |woken: Result<Woken>| then(woken.map(drop));
-        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
+        self.array.wait_then(1, &[record], None, move |_| (row, col), ended)
     }
 
     /// As [`wait_after`](Self::wait_after), without a thread: `then` is called
@@ -225,7 +225,7 @@ impl Event {
         let ended = move |woken: Result<Woken>| {
             then(woken.map(|woken| woken.cells().first().map_or(seen, Cell::transitions)));
         };
-        self.array.wait_then(1, &[record], false, move |_| (row, col), ended)
+        self.array.wait_then(1, &[record], None, move |_| (row, col), ended)
     }
 
     fn wait_record(&self, comparison: u8, value: i64) -> WaitRecord {

@@ -5,8 +5,8 @@ mod later;
 use super::array::{Array, array_handle};
 use crate::cell::{Op, WAITING, is_waiting, sync};
 use crate::error::{Error, Result};
+use crate::transport::Failure;
 use crate::transport::tcp::{Canceller, Patience};
-use crate::transport::{CellOp, Failure};
 use crate::wire::{AcquireRecord, Refusal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ impl Lock {
     }
 
     /// Takes it, or sleeps until it can. If nobody holds it that is one round
-    /// trip, over RDMA one atomic.
+    /// trip, over RDMA and in shared memory one atomic.
     ///
     /// # Errors
     /// As [`Event::set`](crate::Event::set); [`Error::Limit`] when the session
@@ -103,10 +103,9 @@ impl Lock {
             }
             let (number, offset) = (self.array.number, self.offset);
             let a = u64::from(welcome.seat);
-            let op = CellOp { op: Op::Acquire, array: number, offset, a, b: 0 };
             // Where the server is asked anyway it may as well queue at once.
             let tried = if at_once || self.array.client.core.is_one_sided() {
-                self.array.transport().execute(op)
+                self.array.attempt(Op::Acquire, offset, a, 0)
             } else {
                 Ok(TAKEN)
             };
@@ -124,7 +123,7 @@ impl Lock {
                     };
                     queued = true;
                     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                    match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
+                    match link.queue(record, &Patience { timeout: left, cancel, bound: None }) {
                         Ok(None) => return Ok(None),
                         Ok(Some(grant)) => {
                             // Another session may have come while we queued.
@@ -163,9 +162,7 @@ impl Lock {
     /// Frees it, if it is held with this token by this seat.
     fn give_back(&self, token: u64, seat: u32) -> Result<()> {
         let Lock { array, offset, .. } = self;
-        let (a, b) = (token, u64::from(seat));
-        let op = CellOp { op: Op::Release, array: array.number, offset: *offset, a, b };
-        match array.transport().execute(op) {
+        match array.attempt(Op::Release, *offset, token, u64::from(seat)) {
             Ok(_) | Err(Failure::Refused(Refusal::StaleSeat, _)) => Ok(()),
             Err(failure) => Err(array.explain(failure, "lock")),
         }
@@ -234,7 +231,8 @@ impl LockGuard {
         Err(self.lost())
     }
 
-    /// Frees the lock for the next one. One round trip, over RDMA one atomic.
+    /// Frees the lock for the next one. One round trip, over RDMA and in shared
+    /// memory one atomic.
     ///
     /// # Errors
     /// [`Error::LeaseLost`]: the session that took it has ended, and the lock
@@ -271,9 +269,7 @@ impl LockGuard {
             return Err(self.lost());
         }
         let Lock { array, offset, .. } = &self.lock;
-        let (a, b) = (self.token, u64::from(self.seat));
-        let op = CellOp { op: Op::Release, array: array.number, offset: *offset, a, b };
-        match array.transport().execute(op) {
+        match array.attempt(Op::Release, *offset, self.token, u64::from(self.seat)) {
             // As long as the session lives nobody else frees it. If it was free
             // already, an RDMA connection broke behind the first attempt.
             Ok(_) if self.is_of_this_session() => Ok(()),

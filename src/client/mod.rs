@@ -646,11 +646,8 @@ impl Client {
             rdma.bind(number, record.base, shape.extent());
         }
         let slot = match &self.core.shm {
-            // The others have queues, and the server has those.
-            Some(shm) if matches!(kind, Kind::Event | Kind::Counter | Kind::Slots) => {
-                shm.bind(number, tenure, record.base, shape.extent())
-            }
-            _ => Ways::none(),
+            Some(shm) => shm.bind(number, tenure, record.base, shape.extent()),
+            None => Ways::none(),
         };
         Ok(Arc::new(Array {
             client: self.clone(),

@@ -17,8 +17,8 @@ pub struct WaitOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) cancel: Option<Canceller>,
     pub(super) peers: Vec<String>,
-    /// It means nothing to another session.
-    pub(super) bound: bool,
+    /// The session to which alone it means something.
+    pub(super) bound: Option<u64>,
 }
 
 impl WaitOptions {
@@ -58,7 +58,7 @@ impl WaitOptions {
 
     /// The transport can do it by itself.
     pub(super) fn is_plain(&self) -> bool {
-        self.peers.is_empty() && !self.bound
+        self.peers.is_empty() && self.bound.is_none()
     }
 
     /// The peers, if they can be named.

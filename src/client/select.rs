@@ -158,7 +158,7 @@ impl Selection {
     ) -> Result<Pending> {
         let here = self.clone();
         let records = self.wait_records(comparison, value);
-        self.array.wait_then(need, &records, false, move |i| here.cell(i), then)
+        self.array.wait_then(need, &records, None, move |i| here.cell(i), then)
     }
 
     /// Waits until `need` events are set, or make a transition after this.

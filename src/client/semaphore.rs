@@ -41,8 +41,8 @@ impl Semaphore {
     }
 
     /// Takes a permit, or sleeps until it can. If there is one and nobody
-    /// queues that is one round trip, over RDMA one atomic; one that was queued
-    /// for is confirmed by a round trip more.
+    /// queues that is one round trip, over RDMA and in shared memory one atomic;
+    /// one that was queued for is confirmed by a round trip more.
     ///
     /// # Errors
     /// As [`Event::take`](crate::Event::take); [`Error::Limit`] when the session
@@ -103,7 +103,7 @@ impl Semaphore {
             }
             let record = AcquireRecord { array, offset, seat, ..AcquireRecord::default() };
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            match link.queue(record, &Patience { timeout: left, cancel, bound: false }) {
+            match link.queue(record, &Patience { timeout: left, cancel, bound: None }) {
                 Ok(Some(grant)) => return self.arrived(&grant).map(|()| true),
                 Ok(None) => return Ok(false),
                 // The session is another one since: once more, with its seat.
@@ -137,7 +137,8 @@ impl Semaphore {
         Err(Error::OutcomeUnknown { addr: link.addr(), op: "acquire", why })
     }
 
-    /// Gives a permit back. One round trip, over RDMA one atomic.
+    /// Gives a permit back. One round trip, over RDMA and in shared memory one
+    /// atomic.
     ///
     /// # Errors
     /// [`Error::TooManyPermits`] if none is missing; as

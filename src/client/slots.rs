@@ -178,6 +178,12 @@ impl Slot {
         self.way.rdma.get_or_init(find).as_ref()
     }
 
+    /// Whether the message can be looked at where it is.
+    pub(crate) fn is_in_memory(&self) -> Result<bool> {
+        self.check()?;
+        Ok(self.in_memory().is_some())
+    }
+
     /// The message in memory, if it is there.
     pub(super) fn in_memory(&self) -> Option<(Arc<Shm>, Message)> {
         let shm = self.array.client.core.shm.as_ref()?;
@@ -351,7 +357,7 @@ impl Slot {
     pub fn writer(&self) -> Result<SlotWrite> {
         let claimed = self.array.client.core.link.slot_begin(self.at());
         let claimed = claimed.map_err(|f| self.explain(f, "writer"))?;
-        Ok(SlotWrite { slot: self.clone(), claimed })
+        Ok(SlotWrite { slot: self.clone(), claimed, begun: false })
     }
 
     /// Reads the message into a buffer that is large enough for it. Of a slot
@@ -487,6 +493,8 @@ impl Slot {
 pub struct SlotWrite {
     slot: Slot,
     claimed: Claimed,
+    /// A part was written, or may have been.
+    begun: bool,
 }
 
 impl SlotWrite {
@@ -494,16 +502,39 @@ impl SlotWrite {
         lost(&self.slot, failure)
     }
 
-    /// Writes a part. Parts may come in any order; where none is written, the
-    /// bytes of the message before stay.
+    /// Writes a part, by the way that the client's operations go: in shared memory
+    /// a copy, over RDMA WRITEs and a READ behind them. Parts may come in any order;
+    /// where none is written, the bytes of the message before stay. The first part
+    /// that does not go over TCP takes one round trip more.
     ///
     /// # Errors
     /// [`Error::SlotSize`]; [`Error::WriteLost`] when the connection or the
     /// session was lost: the row is torn then.
     pub fn write_at(&mut self, offset: u64, part: &[u8]) -> Result<()> {
+        self.slot.check()?;
         self.slot.fits(offset, part.len())?;
-        let written = self.claimed.write(offset, part);
-        written.map_err(|failure| self.explain(failure))
+        self.put(offset, part).map_err(|failure| self.explain(failure))
+    }
+
+    fn put(&mut self, offset: u64, part: &[u8]) -> std::result::Result<(), Option<Failure>> {
+        let memory = self.slot.in_memory().filter(|(shm, message)| shm.may_fill(message));
+        let way = if memory.is_none() { self.slot.way() } else { None };
+        let begun = std::mem::replace(&mut self.begun, true);
+        if !begun && (memory.is_some() || way.is_some()) {
+            self.claimed.go_elsewhere()?;
+        }
+        let moved = self.claimed.is_elsewhere()
+            && match (&memory, way) {
+                (Some((shm, message)), _) => shm.fill(message, offset, part),
+                (None, Some(way)) => {
+                    way.write(self.slot.row as u32, offset, &SlotFrom::Buffer(part))
+                }
+                (None, None) => false,
+            };
+        match moved {
+            true => self.claimed.arrived(offset, part.len() as u64),
+            false => self.claimed.write(offset, part),
+        }
     }
 
     /// Makes the message whole, `total` bytes long, and returns its version.
@@ -513,7 +544,7 @@ impl SlotWrite {
     /// before, and the parts are not all of these bytes.
     pub fn commit(self, total: u64) -> Result<u64> {
         self.slot.fits(total, 0)?;
-        let SlotWrite { slot, claimed } = self;
+        let SlotWrite { slot, claimed, .. } = self;
         claimed.commit(Some(total)).map(Version::number).map_err(|failure| lost(&slot, failure))
     }
 }

@@ -44,7 +44,8 @@ impl Core {
 
     /// Whether a change of a cell is done without asking the server.
     pub fn is_one_sided(&self) -> bool {
-        self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())
+        self.shm.as_ref().is_some_and(|shm| shm.changes_now())
+            || self.rdma.as_ref().is_some_and(|rdma| rdma.is_one_sided())
     }
 
     /// Chooses the way to the cells.

@@ -32,6 +32,12 @@ pub trait Actor {
         false
     }
 
+    /// Whether others change the cells by themselves, and wait for them, with
+    /// this CPU.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// The cells on which a session's client says that it waits by itself.
     fn sleeps_of(&self, _session: u64) -> Vec<u32> {
         Vec::new()
@@ -157,6 +163,12 @@ pub fn execute<A: Actor>(actor: &A, place: u32, op: Op, a: u64, b: u64) -> (u64,
         let new = match cell::change(op, word, a, b) {
             Change::None => return (word, false),
             Change::Swap(new) => new,
+            // Many wait at a barrier for the last who comes, and should not be
+            // woken by each of the others.
+            Change::Add(_) if op == Op::Arrive && actor.is_shared() => {
+                word = actor.load(place);
+                cell::sync::arrived(word, b)
+            }
             // Whatever the word is.
             Change::Add(delta) => {
                 let old = actor.fetch_add(place, delta);

@@ -318,7 +318,9 @@ impl<A: Actor> Engine<A> {
             member.gone = Some(how);
             member.connected = session.route.is_some();
             member.may_hold = session.may_hold;
-            let waits_at = |place: &&u32| parking.is_parked_on(session.id, **place);
+            let sleeps = self.actor.sleeps_of(session.id);
+            let waits_at =
+                |place: &&u32| sleeps.contains(place) || parking.is_parked_on(session.id, **place);
             member.arrived = member.parties.iter().filter(waits_at).copied().collect();
         }
         parking.end_session(&self.actor, session.id, &mut done);

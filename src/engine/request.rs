@@ -630,6 +630,8 @@ pub(super) fn check_operands(
     let seat = match op {
         Op::Acquire => a,
         Op::Release => b,
+        // Of one who is a party of the barrier, if it says which session that is.
+        Op::Arrive if a != 0 && a != session.id => return Err(Refusal::StaleSeat),
         _ => return operands_fit(entry.form.param, op, a, b),
     };
     if seat == u64::from(session.seat) { Ok(()) } else { Err(Refusal::StaleSeat) }

@@ -192,7 +192,9 @@ impl<A: Actor> Engine<A> {
             };
             member.will.clear();
             let parties = std::mem::take(&mut member.parties);
-            let waits_at = |place: &&u32| parking.is_parked_on(session.id, **place);
+            let sleeps = self.actor.sleeps_of(session.id);
+            let waits_at =
+                |place: &&u32| sleeps.contains(place) || parking.is_parked_on(session.id, **place);
             let arrived: HashSet<u32> = parties.iter().filter(waits_at).copied().collect();
             (parties, arrived)
         };

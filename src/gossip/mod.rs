@@ -21,6 +21,7 @@ mod topology;
 pub use topology::Topology;
 
 use crate::{Client, Error, Event, EventArray, Result, Slot, WaitOptions};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What parameters are: `f32` or `f64`.
@@ -31,6 +32,10 @@ pub trait Number: bytemuck::Pod + private::Sealed {
     /// `value * weight`.
     #[doc(hidden)]
     fn scale(value: Self, weight: f64) -> Self;
+    /// As [`mix`](Self::mix), of a message where it is, which may change meanwhile.
+    /// Loads are relaxed: the message's version says behind them what they were.
+    #[doc(hidden)]
+    fn mix_words(mixed: &mut [Self], own: &[Self], weight: f64, words: &[AtomicU64]);
 }
 
 mod private {
@@ -47,6 +52,21 @@ impl Number for f32 {
     fn scale(value: f32, weight: f64) -> f32 {
         value * weight as f32
     }
+    fn mix_words(mixed: &mut [f32], own: &[f32], weight: f64, words: &[AtomicU64]) {
+        let halves = |word: &AtomicU64| {
+            let word = word.load(Ordering::Relaxed);
+            [word as u32, (word >> 32) as u32].map(f32::from_bits)
+        };
+        let ((pairs, odd), (own, last)) = (mixed.as_chunks_mut::<2>(), own.as_chunks::<2>());
+        let rest = words.get(pairs.len());
+        for ((pair, own), word) in pairs.iter_mut().zip(own).zip(words) {
+            let [low, high] = halves(word);
+            *pair = [f32::mix(own[0], weight, low), f32::mix(own[1], weight, high)];
+        }
+        if let ([odd], [own], Some(word)) = (odd, last, rest) {
+            *odd = f32::mix(*own, weight, halves(word)[0]);
+        }
+    }
 }
 
 impl Number for f64 {
@@ -55,6 +75,11 @@ impl Number for f64 {
     }
     fn scale(value: f64, weight: f64) -> f64 {
         value * weight
+    }
+    fn mix_words(mixed: &mut [f64], own: &[f64], weight: f64, words: &[AtomicU64]) {
+        for ((mixed, own), word) in mixed.iter_mut().zip(own).zip(words) {
+            *mixed = f64::mix(*own, weight, f64::from_bits(word.load(Ordering::Relaxed)));
+        }
     }
 }
 
@@ -188,9 +213,13 @@ pub struct Buffer<T> {
     stale: u64,
     /// Who has yet to read our last message.
     readers: Vec<usize>,
+    /// A message that was copied, or what comes of mixing one where it is.
     message: Vec<T>,
     sums: Vec<T>,
 }
+
+/// Who is shown the messages.
+type Onlooker<'l, T> = &'l mut dyn FnMut(usize, &[T]);
 
 impl<T: Number> Buffer<T> {
     /// A place for the learner `rank` of `learners` under this name, for
@@ -300,17 +329,18 @@ impl<T: Number> Buffer<T> {
 
     /// Mixes the messages of the peers whose turn it is into these parameters.
     /// Waits for those that are missing once it has gone on without them as
-    /// often as it may.
+    /// often as it may. In shared memory messages are mixed where they are, again
+    /// if one was replaced meanwhile; by any other way they are copied first.
     ///
     /// # Errors
-    /// [`Error::BadSetting`] for another length; those of [`Slot::read`] and of
-    /// [`Event::wait`].
+    /// [`Error::BadSetting`] for another length, also of a message; those of
+    /// [`Slot::read`] and of [`Event::wait`].
     pub fn aggregate(&mut self, parameters: &mut [T]) -> Result<Mixed> {
-        self.aggregate_with(parameters, |_, _| {})
+        self.mix(parameters, None)
     }
 
-    /// As [`aggregate`](Self::aggregate), and shows each message to `look`, with
-    /// the rank of its writer, before any is mixed in for good.
+    /// As [`aggregate`](Self::aggregate), and shows a copy of each message to
+    /// `look`, with the rank of its writer, before any is mixed in for good.
     ///
     /// # Errors
     /// As [`aggregate`](Self::aggregate).
@@ -319,6 +349,10 @@ impl<T: Number> Buffer<T> {
         parameters: &mut [T],
         mut look: impl FnMut(usize, &[T]),
     ) -> Result<Mixed> {
+        self.mix(parameters, Some(&mut look))
+    }
+
+    fn mix(&mut self, parameters: &mut [T], mut look: Option<Onlooker<'_, T>>) -> Result<Mixed> {
         self.check(parameters.len())?;
         let peers = self.in_peers();
         let mut missing = Vec::new();
@@ -354,11 +388,7 @@ impl<T: Number> Buffer<T> {
         self.sums.clear();
         self.sums.extend(parameters.iter().map(|&p| T::scale(p, own)));
         for &peer in peers.iter().filter(|peer| !lost.contains(peer)) {
-            self.slots[peer].read(bytemuck::cast_slice_mut(&mut self.message))?;
-            look(peer, &self.message);
-            for (sum, &number) in self.sums.iter_mut().zip(&self.message) {
-                *sum = T::mix(*sum, weight, number);
-            }
+            self.mix_in(peer, weight, &mut look)?;
         }
         // Only now, so that an error leaves all as it was.
         for &peer in peers.iter().filter(|peer| !lost.contains(peer)) {
@@ -369,6 +399,45 @@ impl<T: Number> Buffer<T> {
         self.mixes += 1;
         self.stale = 0;
         Ok(Mixed::Done { messages: peers.len() - lost.len(), lost })
+    }
+
+    /// Mixes the message of one peer into the sums.
+    fn mix_in(
+        &mut self,
+        peer: usize,
+        weight: f64,
+        look: &mut Option<Onlooker<'_, T>>,
+    ) -> Result<()> {
+        let (slot, size) = (&self.slots[peer], self.len * size_of::<T>());
+        let differs = |len: usize| {
+            let what =
+                format!("the message of rank {peer} has {len} bytes where others have {size}");
+            Err(Error::BadSetting { what })
+        };
+        if look.is_none() && slot.is_in_memory()? {
+            let (sums, mixed) = (&mut self.sums, &mut self.message);
+            let ((), received) = slot.read_with(|words, len| {
+                if len == size {
+                    T::mix_words(mixed, sums, weight, words);
+                }
+            })?;
+            if received.len != size {
+                return differs(received.len);
+            }
+            std::mem::swap(sums, mixed);
+            return Ok(());
+        }
+        let received = slot.read(bytemuck::cast_slice_mut(&mut self.message))?;
+        if received.len != size {
+            return differs(received.len);
+        }
+        if let Some(look) = look {
+            look(peer, &self.message);
+        }
+        for (sum, &number) in self.sums.iter_mut().zip(&self.message) {
+            *sum = T::mix(*sum, weight, number);
+        }
+        Ok(())
     }
 
     fn check(&self, len: usize) -> Result<()> {

@@ -259,8 +259,13 @@ impl Bulk {
             }
             SlotTag::Write => {
                 if request.flags & BEGIN != 0 {
-                    // One that was not brought to its end.
-                    if let Some(writing) = self.writing.take() {
+                    // One that was not brought to its end, unless it is this one.
+                    let before = self.writing.take();
+                    let (again, other) = match before {
+                        Some(writing) if writing.write == request.write => (Some(writing), None),
+                        other => (None, other),
+                    };
+                    if let Some(writing) = other {
                         engine.slot_abandon(&writing, out);
                     }
                     (self.refused, self.before) = (None, None);
@@ -272,6 +277,10 @@ impl Bulk {
                         Ok(Begun::Claimed(writing)) => self.writing = Some(writing),
                         Ok(Begun::Before(word)) => self.before = Some(word),
                         Err(refusal) => self.refused = Some(refusal),
+                    }
+                    // Nothing happens if its claim was taken over.
+                    if let Some(writing) = again {
+                        engine.slot_abandon(&writing, out);
                     }
                 }
                 let most = match &self.writing {

@@ -83,7 +83,7 @@ impl ServerActor {
 
     fn by_cpu(&self, place: u32, current: u64, new: u64) -> Result<u64, u64> {
         let done = self.segment.compare_exchange(place, current, new);
-        if done.is_ok() && new != current && self.loopback.is_none() {
+        if done.is_ok() && !is_waiting(new) && self.loopback.is_none() {
             self.changed(place, current, false);
         }
         done
@@ -178,6 +178,10 @@ impl Actor for ServerActor {
 
     fn watch(&self, place: u32, yes: bool) -> bool {
         self.shm.as_ref().is_some_and(|shm| shm.watch(place, yes))
+    }
+
+    fn is_shared(&self) -> bool {
+        self.loopback.is_none() && self.shm.as_ref().is_some_and(|shm| shm.has_sleepers())
     }
 
     fn sleeps_of(&self, session: u64) -> Vec<u32> {

@@ -11,6 +11,7 @@
 
 use crate::auth::{Access, Domain};
 use crate::engine::lock;
+use crate::layout::header;
 use crate::segment::{Payload, Segment};
 use crate::wire::ShmRecord;
 use crate::wire::slots::ShmSlotsAnswer;
@@ -294,10 +295,16 @@ impl Shm {
     }
 
     /// A session is over. Its client may go on with the memory that it has;
-    /// what it does there is as good or bad as what it did before.
+    /// what it does there is as good or bad as what it did before, but it learns
+    /// by its desk that it takes nothing any more and arrives nowhere.
     pub fn close(&self, session: u64) {
         lock(&self.grants).retain(|_, grant| grant.session != session);
-        self.desks.write().unwrap_or_else(PoisonError::into_inner).remove(&session);
+        let desk = self.desks.write().unwrap_or_else(PoisonError::into_inner).remove(&session);
+        if let Some(desk) = desk {
+            // Release: whoever sees what is done for the end of the session from
+            // here on sees this, too.
+            desk.header()[header::OVER].store(1, Ordering::Release);
+        }
     }
 
     /// Whether someone may sleep on a cell in memory.

@@ -216,10 +216,11 @@ impl Worker {
             }
             // Nothing of it can reach a row any more.
             self.shared.engine.end_writes(over.id, &mut self.out);
-            self.shared.engine.settle(over.id, self.shared.now(), &mut self.out);
+            // Before its barriers are broken: it must not arrive at one behind that.
             if let Ok(shm) = &self.shared.shm {
                 shm.close(over.id);
             }
+            self.shared.engine.settle(over.id, self.shared.now(), &mut self.out);
             drop(over.session);
         }
         for route in std::mem::take(&mut self.out.close) {

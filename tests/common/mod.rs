@@ -7,6 +7,7 @@ pub mod messages;
 pub mod process;
 pub mod proxy;
 pub mod rdma;
+pub mod sync;
 
 use farcell::{Client, ClientBuilder, Key, RdmaChoice, Server, ServerBuilder};
 use std::time::{Duration, Instant};

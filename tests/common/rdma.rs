@@ -8,6 +8,9 @@ use std::time::Duration;
 
 /// The variable that makes a test executable a server.
 const ROLE: &str = "FARCELL_TEST_SERVER";
+/// The variable that says what kind of server.
+const HOW: &str = "FARCELL_TEST_SERVER_KIND";
+const PLAIN: &str = "without an adapter";
 
 /// Longer than anything takes that is not stuck, also in an emulated machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -105,11 +108,22 @@ impl ServerProcess {
     /// Starts it. The executable must have an ignored test `role_of_the_server`
     /// that calls [`serve_if_asked`].
     pub fn start() -> ServerProcess {
+        ServerProcess::begin("with an adapter")
+    }
+
+    /// The same, without RDMA also where there is an adapter, so that clients on
+    /// this machine change the cells.
+    pub fn without_rdma() -> ServerProcess {
+        ServerProcess::begin(PLAIN)
+    }
+
+    fn begin(how: &str) -> ServerProcess {
         let dir = tempfile::tempdir().unwrap();
         let ready = dir.path().join("ready");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "role_of_the_server", "--ignored", "--nocapture"])
             .env(ROLE, &ready)
+            .env(HOW, how)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -186,7 +200,9 @@ pub fn serve_if_asked() {
     let Ok(ready) = std::env::var(ROLE) else {
         return;
     };
-    let server = rdma_server().lease(LONG).start().unwrap();
+    let plain = std::env::var(HOW).is_ok_and(|how| how == PLAIN);
+    let builder = if plain { super::server() } else { rdma_server() };
+    let server = builder.lease(LONG).start().unwrap();
     let new = Path::new(&ready).with_extension("new");
     std::fs::write(&new, server.address() + "\n").unwrap();
     std::fs::rename(&new, &ready).unwrap();

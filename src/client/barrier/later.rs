@@ -1,5 +1,6 @@
 //! Barriers without a thread that waits.
 
+use super::super::select::Woken;
 use super::{Barrier, BarrierWait};
 use crate::error::Result;
 use crate::transport::tcp::Pending;
@@ -19,16 +20,20 @@ impl Barrier {
         &self,
         then: impl FnOnce(Result<BarrierWait>) + Send + 'static,
     ) -> Result<Pending> {
-        let (found, passed) = self.arrive()?;
+        let (session, found, passed) = self.arrive()?;
         if passed.is_last() {
             then(Ok(passed));
             return Ok(Pending::over());
         }
         let (row, col) = (self.row, self.col);
         let barrier = self.clone();
-        let ended = move |woken| then(barrier.conclude(found, passed, woken));
+        let ended = move |woken: Result<Woken>| {
+            let word =
+                woken.map(|w| w.cells().first().filter(|_| w.is_satisfied()).map(|c| c.word));
+            then(barrier.conclude(session, found, passed, word));
+        };
         let record = self.wait_record(found);
-        let started = self.array.wait_then(1, &[record], true, move |_| (row, col), ended);
+        let started = self.array.wait_then(1, &[record], Some(session), move |_| (row, col), ended);
         if started.is_err() {
             // The others must not wait for one that has gone.
             let _ = self.abort();

@@ -19,6 +19,6 @@ impl Slot {
         let record = self.newer_than(than);
         let row = self.row;
         let ended = |woken: Result<_>| then(woken.map(drop));
-        self.array.wait_then(1, &[record], false, move |_| (row, 0), ended)
+        self.array.wait_then(1, &[record], None, move |_| (row, 0), ended)
     }
 }

@@ -39,17 +39,25 @@ impl Parking {
         let queue = self.cells.get(&place);
         let queued = queue
             .is_some_and(|parked| parked.iter().any(|p| self.waiters[p.waiter].claim().is_some()));
+        // Watched before it is looked at, and the bit swapped for itself: see `arm`.
+        let fresh = queue.is_none();
+        let shared = fresh && actor.watch(place, true);
         let mut word = actor.load(place);
         loop {
             let met = if queued { None } else { claim.take(word) };
             let next = match met {
+                // A bit that stands for none of ours is no queue.
+                Some(next) if fresh => next & !WAITING,
                 Some(next) => next,
                 // See `arm`: it cannot go away unnoticed.
-                None if is_waiting(word) => break,
+                None if !shared && is_waiting(word) => break,
                 None => word | WAITING,
             };
             match actor.compare_exchange(place, word, next) {
                 Ok(_) if met.is_some() => {
+                    if fresh {
+                        actor.watch(place, false);
+                    }
                     let ended = Ended::Granted(Grant { place: Some(place), claim, word });
                     session.waits.insert(id.wait, State::Ended(ended.clone()));
                     return Ok(Some(ended));

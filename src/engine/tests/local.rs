@@ -16,6 +16,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 use std::sync::Arc;
 
+mod sync;
+
 /// What is wrong on purpose in a world, to see that it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -32,12 +34,16 @@ enum Fault {
     QuietLeave,
     /// The server drops a bit and wakes nobody.
     QuietServer,
+    /// Who arrives looks whether its session is over before it looks at the cell.
+    EarlyLook,
 }
 
 struct World {
     fault: Fault,
     cell: AtomicU64,
     watched: AtomicU64,
+    /// The session of those who arrive is over.
+    over: AtomicU64,
     futex: (loom::sync::Mutex<()>, loom::sync::Condvar),
     parking: loom::sync::Mutex<Parking>,
     /// The server's waits that have ended, and how. In ordinary memory.
@@ -85,13 +91,21 @@ impl World {
 
     /// The server carries out a change for a client that is elsewhere.
     fn change_by_server(&self, op: Op, a: u64) {
-        if execute(&Server(self), 0, op, a, 0).1 {
+        self.change_by_server_of(op, a, 0);
+    }
+
+    fn change_by_server_of(&self, op: Op, a: u64, b: u64) {
+        if execute(&Server(self), 0, op, a, b).1 {
             self.ring();
         }
     }
 
-    /// A client changes the cell in memory, as `Slot::execute` does.
     fn change(&self, op: Op, a: u64) {
+        self.change_of(op, a, 0);
+    }
+
+    /// A client changes the cell in memory, as `Slot::execute` does.
+    fn change_of(&self, op: Op, a: u64, b: u64) {
         let here = Here(self);
         if op == Op::Add {
             let old = here.fetch_add(a << 1);
@@ -104,7 +118,7 @@ impl World {
             return;
         }
         let mut word = here.load();
-        while let crate::cell::Change::Swap(new) = crate::cell::change(op, word, a, 0) {
+        while let crate::cell::Change::Swap(new) = crate::cell::change(op, word, a, b) {
             match here.compare_exchange(word, new) {
                 Ok(old) => return protocol::answer(&here, old),
                 Err(found) => word = found,
@@ -194,6 +208,10 @@ impl Ground for Here<'_> {
             self.0.ring();
         }
     }
+
+    fn is_over(&self) -> bool {
+        self.0.over.load(Ordering::Acquire) != 0
+    }
 }
 
 /// The server, as its actor in the domain of the CPU is.
@@ -219,7 +237,7 @@ impl Actor for Server<'_> {
 
     fn compare_exchange(&self, _: u32, current: u64, new: u64) -> Result<u64, u64> {
         let done = self.0.swap(current, new);
-        if done.is_ok() && new != current {
+        if done.is_ok() && !is_waiting(new) {
             self.changed(current, false);
         }
         done
@@ -229,6 +247,10 @@ impl Actor for Server<'_> {
         let old = self.0.cell.fetch_add(delta, Ordering::AcqRel);
         self.changed(old, true);
         old
+    }
+
+    fn is_shared(&self) -> bool {
+        true
     }
 
     fn watch(&self, _: u32, yes: bool) -> bool {
@@ -261,6 +283,7 @@ fn explore(fault: Fault, switches: usize, model: impl Fn(&Arc<World>) + Send + S
             fault,
             cell: AtomicU64::new(0),
             watched: AtomicU64::new(0),
+            over: AtomicU64::new(0),
             futex: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
             parking: loom::sync::Mutex::new(Parking::default()),
             ended: std::sync::Mutex::default(),

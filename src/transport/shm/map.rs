@@ -191,6 +191,13 @@ impl Window {
         cells.get(..self.capacity as usize)?.get(place as usize)
     }
 
+    /// Whether the server says that the session is over.
+    pub fn is_over(&self) -> bool {
+        // Acquire: see `protocol::change`.
+        let over = |desk: &Map| desk.words()[header::OVER].load(Ordering::Acquire) != 0;
+        self.desk.as_ref().is_some_and(over)
+    }
+
     /// Whether the server has waiters on a cell.
     pub fn is_watched(&self, place: u32) -> bool {
         let words = &self.watched.words()[CELLS_AT / 8..];

@@ -19,14 +19,15 @@ pub(crate) use messages::{Message, Messages, Put, Which};
 pub(crate) use quicker::Quicker;
 pub(crate) use slot::{Fast, Place, Slot};
 
-use super::tcp::{Canceller, Link};
+use super::tcp::{Canceller, Link, Patience};
 use super::{CellOp, Failure, Follower, Transport, Waited, fell};
 use crate::auth::{Tenure, Welcome};
-use crate::cell::Op;
+use crate::cell::sync::Lock;
+use crate::cell::{self, Change, Op};
 use crate::engine::{Way, lock};
 use crate::error::Error;
 use crate::layout::Run;
-use crate::wire::WaitRecord;
+use crate::wire::{Refusal, WaitRecord};
 use map::Window;
 use protocol::Changed;
 use sleep::{Here, Sleepers};
@@ -165,9 +166,31 @@ impl Shm {
         }
     }
 
+    /// Waits for a cell as long as this session lives: the wait means nothing to
+    /// another one.
+    pub fn wait_bound(
+        &self,
+        target: WaitRecord,
+        patience: &Patience<'_>,
+    ) -> Result<Option<u64>, Failure> {
+        self.link.check()?;
+        let Patience { timeout, cancel, bound } = *patience;
+        self.wait_here(target, timeout, cancel, |timeout| {
+            let patience = Patience { timeout, cancel, bound };
+            let waited = self.link.wait_for(1, &[target], &[], &patience)?;
+            Ok(waited.fired.first().map(|(_, word)| *word).filter(|_| waited.satisfied))
+        })
+    }
+
     /// Whether changes are made here too.
     pub fn changes(&self) -> bool {
         self.read().window.as_ref().is_some_and(|window| window.writable)
+    }
+
+    /// The same, right now.
+    pub fn changes_now(&self) -> bool {
+        let state = self.read();
+        state.up && state.window.as_ref().is_some_and(|window| window.writable)
     }
 
     /// What is there now; why nothing, otherwise.
@@ -205,11 +228,16 @@ impl Shm {
 
     /// The cell in memory, if it is there now.
     fn here(&self, array: u16, offset: u32) -> Option<(Arc<Window>, u32)> {
+        self.here_and_when(array, offset).map(|(window, place, _)| (window, place))
+    }
+
+    /// The same, and in which session, and life of the server.
+    fn here_and_when(&self, array: u16, offset: u32) -> Option<(Arc<Window>, u32, Tenure)> {
         let state = self.read();
         let window = state.window.clone().filter(|_| state.up)?;
         let bound = state.bound.get(usize::from(array))?.as_ref()?;
         let (tenure, base) = bound.base?;
-        (tenure == state.tenure && offset < bound.extent).then(|| (window, base + offset))
+        (tenure == state.tenure && offset < bound.extent).then(|| (window, base + offset, tenure))
     }
 
     fn slot(&self, array: u16) -> Option<(&'static Slot, u32)> {
@@ -223,6 +251,7 @@ impl Shm {
         self.link.check()?;
         match fast {
             Fast::Done(word) => Ok(word),
+            Fast::Not if matches!(op.op, Op::Acquire | Op::Arrive) => self.while_it_lives(op),
             Fast::Not => self.under.execute(op),
             Fast::Stale => self.repeat(op),
             Fast::Same(word) if self.here(op.array, op.offset).is_some() => Ok(word),
@@ -244,6 +273,48 @@ impl Shm {
                 Ok(old)
             }
         }
+    }
+
+    /// Carries out what the session alone may do.
+    fn while_it_lives(&self, op: CellOp) -> Result<u64, Failure> {
+        // Before the window is found, so that a later one has a higher number.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let Some((window, place, tenure)) = self.here_and_when(op.array, op.offset) else {
+            return self.under.execute(op);
+        };
+        let Some(here) = Here::new(self, &window, place) else {
+            return self.under.execute(op);
+        };
+        // Another session than the one that is a party.
+        if op.op == Op::Arrive && op.a != tenure.0 {
+            return Err(Failure::Refused(Refusal::StaleSeat, 0));
+        }
+        let here = here.since(epoch);
+        match protocol::change(&here, op.op, op.a, op.b) {
+            Changed::Done(word) if here.is_ours() => Ok(word),
+            Changed::Done(word) if op.op == Op::Acquire => self.perhaps_taken(op, word, tenure),
+            Changed::Done(_) => self.repeat(op),
+            Changed::Suspect => self.under.execute(op),
+            // It names the session's seat, so the server knows.
+            Changed::Over if op.op == Op::Acquire => self.under.execute(op),
+            Changed::Over => Err(Failure::Refused(Refusal::StaleSeat, 0)),
+        }
+    }
+
+    /// The memory was given up while a lock was being taken in it, whose word was
+    /// `found`. If the server has the same memory, or had it in its life before,
+    /// the lock itself tells whether we have it: nobody else gets this token.
+    fn perhaps_taken(&self, op: CellOp, found: u64, then: Tenure) -> Result<u64, Failure> {
+        if let Change::Swap(new) = cell::change(op.op, found, op.a, op.b) {
+            let now = self.under.execute(CellOp { op: Op::Load, a: 0, b: 0, ..op })?;
+            let (session, incarnation) = self.link.welcome().tenure();
+            // The lower half counts the lives of one state.
+            let same = (session, incarnation >> 32) == (then.0, then.1 >> 32);
+            if same && Lock::of(now) == Lock::of(new) {
+                return Ok(found);
+            }
+        }
+        self.under.execute(op)
     }
 
     /// The memory was given up while the operation was under way in it.
@@ -458,7 +529,8 @@ impl Transport for Shm {
         cancel: Option<&Canceller>,
     ) -> Result<Option<u64>, Failure> {
         self.link.check()?;
-        self.wait_here(target, timeout, cancel)
+        let by_server = |timeout| self.under.wait_one(target, timeout, cancel);
+        self.wait_here(target, timeout, cancel, by_server)
     }
 }
 

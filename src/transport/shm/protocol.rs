@@ -25,7 +25,8 @@
 //! 2^31 leaves it as it is, and is found all the same: it either drops the bit,
 //! which is in the low half, before it wakes, or wakes who sleeps already.
 
-use crate::cell::{Condition, WAITING, is_suspect, is_waiting};
+use crate::cell::sync::arrived;
+use crate::cell::{self, Change, Condition, Op, WAITING, is_suspect, is_waiting, must_ring};
 use crate::segment::Slept;
 use std::time::Duration;
 
@@ -59,6 +60,9 @@ pub(crate) trait Ground {
 
     /// Tells the server that the cell was changed under its waiting bit.
     fn ring(&self);
+
+    /// Whether the server has ended the session. Acquire.
+    fn is_over(&self) -> bool;
 }
 
 /// What became of an operation.
@@ -68,6 +72,43 @@ pub(crate) enum Changed {
     Done(u64),
     /// The cell holds what those of a removed array hold. Nothing was done.
     Suspect,
+    /// The session is over. Nothing was done.
+    Over,
+}
+
+/// Does what a session alone may do, as long as it lives: takes a lock, or arrives
+/// at a barrier.
+///
+/// The look at the session comes behind the one at the word. The server says that
+/// a session is over before it breaks the session's barriers, so from a word that
+/// was there before that nobody swaps behind it; and who sees a later word sees
+/// that the session is over, too. An addition would come at any time, and count
+/// where the process was stopped in front of it until the barrier was made whole
+/// again. A lock that was free is taken all the same, and found by its seat.
+pub(crate) fn change(ground: &impl Ground, op: Op, a: u64, b: u64) -> Changed {
+    let mut word = ground.load();
+    loop {
+        if is_suspect(word) {
+            return Changed::Suspect;
+        }
+        if ground.is_over() {
+            return Changed::Over;
+        }
+        let new = match cell::change(op, word, a, b) {
+            Change::None => return Changed::Done(word),
+            Change::Swap(new) => new,
+            Change::Add(_) => arrived(word, b),
+        };
+        match ground.compare_exchange(word, new) {
+            Ok(old) => {
+                if must_ring(op, old, b) {
+                    answer(ground, old);
+                }
+                return Changed::Done(old);
+            }
+            Err(found) => word = found,
+        }
+    }
 }
 
 /// What is left to do when `a` has been added to a cell that held `old`.

@@ -33,8 +33,13 @@ impl<'s> Here<'s> {
         Some(Here { shm, window, cell, place, until: None, longest: LONGEST_SLEEP, epoch: 0 })
     }
 
+    /// The same, of the memory that counts so.
+    pub fn since(self, epoch: u64) -> Here<'s> {
+        Here { epoch, ..self }
+    }
+
     /// Whether what was read before this was in the memory of our session.
-    fn is_ours(&self) -> bool {
+    pub fn is_ours(&self) -> bool {
         // Acquire at the least, behind the reading, which acquires too: the
         // number changes before the memory is emptied.
         self.shm.epoch.load(Ordering::Acquire) == self.epoch
@@ -74,6 +79,10 @@ impl Ground for Here<'_> {
 
     fn ring(&self) {
         self.shm.link.ring(self.place);
+    }
+
+    fn is_over(&self) -> bool {
+        self.window.is_over()
     }
 }
 
@@ -136,14 +145,14 @@ enum Broken {
 }
 
 impl Shm {
-    /// Waits for a cell here, or by the server where it cannot be.
+    /// Waits for a cell here, or `by_server` where it cannot be.
     pub(super) fn wait_here(
         &self,
         target: WaitRecord,
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
+        by_server: impl Fn(Option<Duration>) -> Result<Option<u64>, Failure>,
     ) -> Result<Option<u64>, Failure> {
-        let by_server = |timeout| self.under.wait_one(target, timeout, cancel);
         // Before the window is found, so that a later one has a higher number.
         let epoch = self.epoch.load(Ordering::Acquire);
         let Some((window, place)) = self.here(target.array, target.run.offset) else {
@@ -155,7 +164,7 @@ impl Shm {
         if cancel.is_some_and(Canceller::is_cancelled) {
             return Err(Error::Cancelled.into());
         }
-        here.epoch = epoch;
+        here = here.since(epoch);
         let word = here.load();
         if is_suspect(word) || !here.is_ours() {
             return by_server(timeout);

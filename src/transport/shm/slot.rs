@@ -80,9 +80,15 @@ impl Slot {
             | Op::Swap
             | Op::And
             | Op::Or
-            | Op::Xor => &self.write,
-            // The server has the queues that these belong to.
-            _ => &NOWHERE.write,
+            | Op::Xor
+            | Op::Release
+            | Op::Down
+            | Op::Up
+            | Op::Break
+            | Op::Reset => &self.write,
+            // The server counts those who wait; and what a session alone may do
+            // takes more than a look at the cell, see `protocol::change`.
+            Op::Waiters | Op::Acquire | Op::Arrive => &NOWHERE.write,
         }
     }
 

@@ -458,7 +458,9 @@ impl Link {
                 Ok(SlotReply { word: 0, .. }) => {
                     request.flags = 0;
                     let number = number.clone();
-                    return Ok(Begun::Claimed(Claimed { taken: Some(taken), number, request }));
+                    let taken = Some(taken);
+                    let elsewhere = false;
+                    return Ok(Begun::Claimed(Claimed { taken, number, request, elsewhere }));
                 }
                 Ok(SlotReply { word, .. }) => {
                     taken.give_back();
@@ -493,6 +495,9 @@ pub(crate) struct Claimed {
     taken: Option<Taken>,
     number: Arc<Number>,
     request: SlotRequest,
+    /// Its bytes go by another way, so that the end of its connection does not
+    /// give it up.
+    elsewhere: bool,
 }
 
 /// How a write has begun.
@@ -535,7 +540,24 @@ impl Claimed {
         self.on(|link, connection| connection.send(link, SlotTag::Write, &request, bytes))
     }
 
-    /// Tells of bytes that are in the row by RDMA. `Err(None)`: the claim is lost.
+    /// Tells the server, before the first part, that bytes go by another way: the
+    /// row counts as touched from here on. `Err(None)`: the claim is lost.
+    pub(crate) fn go_elsewhere(&mut self) -> Result<(), Option<Failure>> {
+        let request = SlotRequest { flags: BEGIN | ANSWER | REMOTE, ..self.request };
+        let begun = self.on(|link, connection| {
+            connection.send(link, SlotTag::Write, &request, &[])?;
+            connection.answer(link, WRITTEN)
+        });
+        self.elsewhere = true;
+        begun.map(drop)
+    }
+
+    /// Whether its bytes go by another way.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.elsewhere
+    }
+
+    /// Tells of bytes that are in the row by another way. `Err(None)`: the claim is lost.
     pub(crate) fn arrived(&mut self, offset: u64, bytes: u64) -> Result<(), Option<Failure>> {
         let request = SlotRequest { flags: REMOTE, offset, bytes, ..self.request };
         self.on(|link, connection| connection.send(link, SlotTag::Write, &request, &[]))
@@ -545,7 +567,10 @@ impl Claimed {
     pub(crate) fn commit(mut self, total: Option<u64>) -> Result<Version, Option<Failure>> {
         match self.try_commit(total) {
             // Whether it was done, the server knows.
-            Err(None) => self.find_out(),
+            Err(None) => {
+                self.elsewhere = false;
+                self.find_out()
+            }
             other => other,
         }
     }
@@ -560,6 +585,7 @@ impl Claimed {
         });
         match written {
             Ok(reply) => {
+                self.elsewhere = false;
                 if let Some(taken) = self.taken.take() {
                     taken.give_back();
                 }
@@ -599,7 +625,11 @@ impl Drop for Claimed {
             connection.send(link, SlotTag::Abort, &request, &[])?;
             connection.answer(link, WRITTEN)
         });
-        // Otherwise the server finds the connection closed, and does the same.
+        // Otherwise the server finds the connection closed, and does the same; but
+        // it leaves what goes elsewhere to us.
+        if matches!(answered, Err(None)) && self.elsewhere {
+            let _ = self.find_out();
+        }
         if answered.is_ok()
             && let Some(taken) = self.taken.take()
         {

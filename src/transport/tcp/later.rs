@@ -10,7 +10,7 @@ use super::state::{Answer, Grant, State, Wait, take_done};
 use super::{Failure, Waited, frame};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
-use crate::wire::{AcquireRecord, Tag};
+use crate::wire::{AcquireRecord, Refusal, Tag};
 use crossbeam::sync::{Parker, Unparker};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -106,12 +106,12 @@ impl State {
 
 impl Link {
     /// Sends a wait, and has `then` called with what becomes of it, on a
-    /// thread of the link's. `then` must not block for long. `bound`: it fails
-    /// when the session is lost.
+    /// thread of the link's. `then` must not block for long. `bound`: the session
+    /// to which alone it means something: it fails when that is lost.
     pub(crate) fn wait_then(
         &self,
         mut frame: Vec<u8>,
-        bound: bool,
+        bound: Option<u64>,
         then: Then,
     ) -> Result<Pending, Failure> {
         self.check()?;
@@ -119,6 +119,9 @@ impl Link {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(Error::Closed.into());
+        }
+        if bound.is_some_and(|session| session != state.welcome.session) {
+            return Err(Failure::Refused(Refusal::StaleSeat, 0));
         }
         if !state.pump.runs {
             let me = self.me.clone();
@@ -141,7 +144,7 @@ impl Link {
             abandoned: false,
             answer: None,
             sleeper: None,
-            bound,
+            bound: bound.is_some(),
             then: Some(then),
         };
         // The session of now: with the next one it is claimed anew.
@@ -163,7 +166,7 @@ impl Link {
     /// Queues for a lock or a permit, as [`queue`](Link::queue), and has `then`
     /// called with what was had. The record's seat is filled in.
     pub(crate) fn queue_then(&self, record: AcquireRecord, then: Then) -> Result<Pending, Failure> {
-        self.wait_then(frame(Tag::Acquire, &[bytemuck::bytes_of(&record)]), false, then)
+        self.wait_then(frame(Tag::Acquire, &[bytemuck::bytes_of(&record)]), None, then)
     }
 
     fn cancel_later(&self, id: u64) {

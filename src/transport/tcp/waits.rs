@@ -7,7 +7,7 @@ use super::state::{Answer, Wait, take_done};
 use super::{Canceller, Failure, Waited};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
-use crate::wire::{self, Tag};
+use crate::wire::{self, Refusal, Tag};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ pub(crate) struct Patience<'p> {
     pub timeout: Option<Duration>,
     /// What cancels it.
     pub cancel: Option<&'p Canceller>,
-    /// It fails when the session is lost: it means nothing to another one.
-    pub bound: bool,
+    /// The session to which alone it means something: it fails when that is lost.
+    pub bound: Option<u64>,
 }
 
 impl Link {
@@ -83,6 +83,9 @@ impl Link {
             if state.closed {
                 return Err(Error::Closed.into());
             }
+            if bound.is_some_and(|session| session != state.welcome.session) {
+                return Err(Failure::Refused(Refusal::StaleSeat, 0));
+            }
             let id = state.next_wait;
             state.next_wait += 1;
             frame[8..16].copy_from_slice(&id.to_le_bytes());
@@ -95,7 +98,7 @@ impl Link {
                     abandoned: false,
                     answer: None,
                     sleeper: None,
-                    bound,
+                    bound: bound.is_some(),
                     then: None,
                 },
             );

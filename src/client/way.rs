@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::transport::rdma::{self, Rdma, RdmaSettings};
 use crate::transport::shm::{Quicker, Shm};
 use crate::transport::tcp::Link;
-use crate::transport::{Transport, fell};
-use std::sync::Arc;
+use crate::transport::{Follower, Transport, fell};
+use std::sync::{Arc, Weak};
 
 /// What a client and its handles share.
 #[derive(Debug)]
@@ -101,6 +101,8 @@ impl Core {
         match Rdma::open(&self.link, settings) {
             Ok(rdma) => {
                 let rdma = Arc::new(rdma);
+                let follower: Weak<dyn Follower> = Arc::downgrade(&rdma) as _;
+                self.link.follow(follower);
                 self.transport = rdma.clone();
                 self.rdma = Some(rdma);
                 Ok(())

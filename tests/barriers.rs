@@ -4,7 +4,7 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{Barrier, Canceller, Client, Error, HoldingKind, Server, WaitOptions};
+use farcell::{Barrier, Client, Error, HoldingKind, Server, WaitOptions};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -84,78 +84,6 @@ fn cut_connections_let_nobody_through_and_keep_nobody() {
     };
     rounds(through, 4, 40);
     assert!(proxy.connections() > 10, "{} connections", proxy.connections());
-}
-
-#[test]
-fn a_barrier_for_one_is_passed_at_once() {
-    let server = server().start().unwrap();
-    let client = connect(&server);
-    let barrier = barrier(&client, 1);
-    for generation in 0..3 {
-        let passed = barrier.wait().unwrap();
-        assert_eq!((passed.index(), passed.generation(), passed.is_last()), (0, generation, true));
-    }
-    for bad in [0, 1 << 32] {
-        assert!(matches!(client.barriers("x", 1, 1, bad), Err(Error::BadSetting { .. })));
-    }
-    let error = client.barriers("b", 2, 3, 2).unwrap_err();
-    assert!(error.to_string().contains("barrier 2 x 3 for 1 parties"), "{error}");
-}
-
-#[test]
-fn time_that_is_over_breaks_it_for_all_until_it_is_reset() {
-    let server = server().start().unwrap();
-    let (a, b) = (connect(&server), connect(&server));
-    let (ours, theirs) = (barrier(&a, 3), barrier(&b, 3));
-    thread::scope(|s| {
-        let other = s.spawn(|| theirs.wait());
-        eventually("the other waits", || server.parked_waits() == 1);
-        assert_eq!(ours.n_waiting().unwrap(), 1);
-        let begun = Instant::now();
-        let (by, why) = breach(ours.wait_timeout(Duration::from_millis(100)));
-        assert!(begun.elapsed() < Duration::from_secs(5));
-        assert_eq!((by, why.as_str()), (None, "a party did not wait any longer"));
-        assert_eq!(breach(other.join().unwrap()).0, None);
-    });
-    assert!(ours.is_broken().unwrap());
-    breach(theirs.wait());
-    theirs.reset().unwrap();
-    assert!(!ours.is_broken().unwrap());
-    thread::scope(|s| {
-        for barrier in [&ours, &ours, &theirs] {
-            s.spawn(|| assert_eq!(barrier.wait().unwrap().generation(), 0));
-        }
-    });
-}
-
-#[test]
-fn abort_reset_and_cancel_end_the_waits_of_others() {
-    let server = server().start().unwrap();
-    let (a, b) = (connect(&server), connect(&server));
-    let (ours, theirs) = (barrier(&a, 2), barrier(&b, 2));
-    let waiting = |what: &dyn Fn()| {
-        thread::scope(|s| {
-            let other = s.spawn(|| theirs.wait());
-            eventually("the other waits", || server.parked_waits() == 1);
-            what();
-            breach(other.join().unwrap()).1
-        })
-    };
-    let why = waiting(&|| ours.abort().unwrap());
-    assert!(why.contains("aborted"), "{why}");
-    ours.reset().unwrap();
-    let why = waiting(&|| ours.reset().unwrap());
-    assert!(why.contains("was reset"), "{why}");
-    assert!(!ours.is_broken().unwrap());
-    let canceller = Canceller::new();
-    let options = WaitOptions::new().cancel(&canceller);
-    thread::scope(|s| {
-        let other = s.spawn(|| theirs.wait_with_options(&options));
-        eventually("the other waits", || server.parked_waits() == 1);
-        canceller.cancel();
-        assert!(matches!(other.join().unwrap(), Err(Error::Cancelled)));
-    });
-    assert!(ours.is_broken().unwrap(), "the others must not wait for one that has gone");
 }
 
 #[test]

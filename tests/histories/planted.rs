@@ -79,7 +79,7 @@ fn adds(broken: bool, runs: usize) -> Seen {
     }
     let server = builder.start().unwrap();
     let addr = server.address();
-    let plan = Plan { seed: seed(), begin: 0, run: 150_000_000, runs, calls: 20, what: 2 };
+    let plan = Plan { seed: seed(), begin: 0, run: 150_000_000, runs, calls: 10, what: 2 };
     let clients = [
         (TransportChoice::Rdma, addr.as_str(), 2),
         (TransportChoice::Tcp, addr.as_str(), 1),

@@ -51,7 +51,7 @@ impl Plan {
 }
 
 /// How many adds are done at once where adds alone are done.
-const AT_ONCE: u64 = 100;
+const AT_ONCE: u64 = 40;
 
 /// How long a thread waits for a lock.
 const PATIENCE: Duration = Duration::from_secs(3);

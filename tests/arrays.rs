@@ -2,8 +2,8 @@
 //! refused in words that name both sides.
 
 mod common;
-use common::{client, eventually, key, server};
-use farcell::{Access, Client, Domain, Error, Key, Kind, Server, TransportChoice};
+use common::{client, key, server};
+use farcell::{Access, Client, Domain, Error, Kind, Server, TransportChoice};
 use std::time::Duration;
 
 #[test]
@@ -40,47 +40,6 @@ fn a_list_of_thousands() {
 }
 
 #[test]
-fn another_form_is_refused_by_name() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    client.events("a", 4, 4).unwrap();
-    let text = client.events("a", 4, 5).unwrap_err().to_string();
-    assert!(text.contains("event 4 x 4") && text.contains("event 4 x 5"), "{text}");
-    let text = client.counters("a", 4, 4).unwrap_err().to_string();
-    assert!(text.contains("event 4 x 4") && text.contains("counter 4 x 4"), "{text}");
-    let error = client.open_counters("a").unwrap_err();
-    assert!(matches!(error, Error::WrongKind { kind: Kind::Event, .. }), "{error}");
-    let error = client.open_events("b").unwrap_err();
-    assert!(matches!(error, Error::NoSuchArray { .. }), "{error}");
-    // A refused open takes no number: thousands of them, and it still works.
-    for _ in 0..5000 {
-        client.events("a", 1, 1).unwrap_err();
-    }
-    assert!(!client.events("a", 4, 4).unwrap().at(3, 3).unwrap().is_set().unwrap());
-    for _ in 0..5000 {
-        client.events("a", 4, 4).unwrap();
-    }
-}
-
-#[test]
-fn bad_names_and_shapes() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    for bad in ["", "a b", "ä", "-x", "a\nb", "a:b", &"x".repeat(129)] {
-        let error = client.events(bad, 1, 1).unwrap_err();
-        assert!(matches!(error, Error::BadName { .. }), "{bad:?}: {error}");
-        assert!(matches!(client.remove(bad), Err(Error::BadName { .. })));
-        assert!(matches!(client.lookup(bad), Err(Error::BadName { .. })));
-    }
-    for (rows, cols) in [(0, 1), (1, 0), (1 << 40, 1), (usize::MAX, usize::MAX)] {
-        let error = client.events("e", rows, cols).unwrap_err();
-        assert!(matches!(error, Error::BadShape { .. }), "{error}");
-    }
-    let error = client.events("e", 1 << 20, 1 << 20).unwrap_err();
-    assert!(matches!(error, Error::SegmentFull { asked, .. } if asked > 1 << 40), "{error}");
-}
-
-#[test]
 fn a_full_segment_says_what_is_free() {
     let server = server().capacity(1000).start().unwrap();
     // Who could reach the cells by itself would keep them from others as long as
@@ -101,20 +60,6 @@ fn a_full_segment_says_what_is_free() {
 }
 
 #[test]
-fn an_old_handle_never_reaches_another_array() {
-    let server = server().start().unwrap();
-    let (a, b) = (client(&server).connect().unwrap(), client(&server).connect().unwrap());
-    let old = a.events("x", 2, 2).unwrap();
-    b.remove("x").unwrap();
-    b.events("x", 3, 3).unwrap();
-    a.events("x", 2, 2).unwrap_err();
-    let other = a.events("y", 2, 2).unwrap();
-    let error = old.at(0, 0).unwrap().set().unwrap_err();
-    assert!(matches!(error, Error::ArrayRemoved { .. }), "{error}");
-    assert_eq!(other.snapshot().unwrap(), [false; 4]);
-}
-
-#[test]
 fn thousands_of_arrays_one_after_another() {
     let server = server().start().unwrap();
     let client = client(&server).connect().unwrap();
@@ -124,52 +69,6 @@ fn thousands_of_arrays_one_after_another() {
         client.remove(&name).unwrap();
     }
     assert_eq!(client.info().unwrap().arrays, 0);
-}
-
-#[test]
-fn removing_ends_the_waits() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    let event = client.events("a", 2, 2).unwrap().at(1, 1).unwrap();
-    std::thread::scope(|s| {
-        let wait = s.spawn(|| event.wait());
-        eventually("it is parked", || server.parked_waits() == 1);
-        client.remove("a").unwrap();
-        assert!(matches!(wait.join().unwrap(), Err(Error::ArrayRemoved { .. })));
-    });
-    // The same array again is a new one.
-    let again = client.events("a", 2, 2).unwrap().at(1, 1).unwrap();
-    assert!(!again.is_set().unwrap());
-}
-
-#[test]
-fn a_read_only_key_reads_and_waits() {
-    let reader = Key::new(*b"the key of the readers").unwrap();
-    let server = server().read_only_key(reader.clone()).start().unwrap();
-    let writer = client(&server).connect().unwrap();
-    let event = writer.events("e", 1, 2).unwrap().at(0, 0).unwrap();
-    let counter = writer.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
-    counter.store(5).unwrap();
-    let client = Client::builder().addr(server.address()).key(reader).connect().unwrap();
-    assert_eq!(client.info().unwrap().access, Access::ReadOnly);
-    let seen = client.events("e", 1, 2).unwrap();
-    let seen_event = seen.at(0, 0).unwrap();
-    assert_eq!(client.open_counters("c").unwrap().at(0, 0).unwrap().load().unwrap(), 5);
-    let read_only = |e: Error| assert!(matches!(e, Error::ReadOnly { .. }), "{e}");
-    read_only(seen_event.set().unwrap_err());
-    read_only(seen_event.take().unwrap_err());
-    read_only(seen.set_all().unwrap_err());
-    read_only(client.batch().set(&seen_event).run().unwrap_err());
-    read_only(client.open_counters("c").unwrap().at(0, 0).unwrap().fetch_add(0).unwrap_err());
-    read_only(client.events("new", 1, 1).unwrap_err());
-    read_only(client.remove("e").unwrap_err());
-    std::thread::scope(|s| {
-        let wait = s.spawn(|| seen_event.wait_timeout(Duration::from_secs(20)).unwrap());
-        eventually("it is parked", || server.parked_waits() == 1);
-        event.set().unwrap();
-        assert!(wait.join().unwrap());
-    });
-    assert_eq!(writer.list().unwrap().len(), 2);
 }
 
 #[test]

@@ -5,9 +5,9 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{Canceller, Client, Error, HoldingKind, Kind, Server};
+use farcell::{Client, Error, HoldingKind, Kind, Server};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,63 +18,6 @@ fn sleep(ms: u64) {
 /// A guard may end in another thread than it began in.
 const fn may_travel<T: Send + Sync>() {}
 const _: () = may_travel::<farcell::LockGuard>();
-
-#[test]
-fn a_lock_is_held_by_one_and_says_so() {
-    let server = server().start().unwrap();
-    let (a, b) = (client(&server).connect().unwrap(), client(&server).connect().unwrap());
-    let ours = a.locks("l", 2, 2).unwrap().at(1, 0).unwrap();
-    let theirs = b.open_locks("l").unwrap().flat(2).unwrap();
-    assert!(!ours.is_locked().unwrap());
-    let guard = ours.lock().unwrap();
-    assert_eq!((guard.token(), guard.was_abandoned()), (1, false));
-    guard.check().unwrap();
-    assert!(theirs.is_locked().unwrap());
-    assert!(theirs.try_lock().unwrap().is_none());
-    assert!(ours.try_lock().unwrap().is_none(), "it is not reentrant");
-    assert!(a.open_locks("l").unwrap().at(0, 0).unwrap().try_lock().unwrap().is_some());
-    let begun = Instant::now();
-    assert!(theirs.lock_timeout(Duration::from_millis(120)).unwrap().is_none());
-    assert!((110..2000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
-    assert_eq!(server.parked_waits(), 0, "a wait that timed out leaves nothing behind");
-    guard.unlock().unwrap();
-    let guard = theirs.try_lock().unwrap().unwrap();
-    assert_eq!(guard.token(), 2);
-    drop(guard);
-    assert_eq!(ours.lock().unwrap().token(), 3, "dropping a guard unlocks");
-    assert_eq!(ours.token().unwrap(), 3);
-}
-
-#[test]
-fn who_queues_first_gets_it_first() {
-    let server = server().start().unwrap();
-    let holder = client(&server).connect().unwrap();
-    let lock = holder.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-    let guard = lock.lock().unwrap();
-    let order = Mutex::new(Vec::new());
-    thread::scope(|s| {
-        for i in 0..12 {
-            let (server, order) = (&server, &order);
-            s.spawn(move || {
-                let client = client(server).connect().unwrap();
-                let lock = client.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-                let guard = lock.lock().unwrap();
-                order.lock().unwrap().push((i, guard.token()));
-                // A newcomer does not get past those who queue.
-                if i < 11 {
-                    assert!(lock.try_lock().unwrap().is_none());
-                }
-                guard.unlock().unwrap();
-            });
-            eventually("it queues", || server.parked_waits() == i as usize + 1);
-        }
-        guard.unlock().unwrap();
-    });
-    let want: Vec<_> = (0..12u64).map(|i| (i, i + 2)).collect();
-    assert_eq!(*order.lock().unwrap(), want);
-    assert_eq!(server.parked_waits(), 0);
-    assert!(!lock.is_locked().unwrap());
-}
 
 /// A number in ordinary memory that only the lock protects, torn on purpose.
 struct Torn {
@@ -130,13 +73,6 @@ fn contend(connect: impl Fn() -> Client + Sync, clients: usize, threads: usize, 
 }
 
 #[test]
-fn no_two_hold_it_from_many_threads_and_clients() {
-    let server = server().start().unwrap();
-    contend(|| client(&server).connect().unwrap(), 4, 3, 150);
-    assert_eq!(server.parked_waits(), 0);
-}
-
-#[test]
 fn no_two_hold_it_and_none_waits_for_ever_while_connections_are_cut() {
     let server = server().start().unwrap();
     let cuts = (1..120).map(|i| {
@@ -180,62 +116,6 @@ fn what_times_out_or_is_cancelled_while_cut_off_holds_nothing() {
     // Whatever was granted at the last moment has come back.
     let guard = theirs.lock_timeout(Duration::from_secs(5)).unwrap();
     assert!(guard.is_some_and(|guard| !guard.was_abandoned()));
-}
-
-#[test]
-fn a_wait_for_a_lock_is_cancelled_and_the_next_gets_it() {
-    let server = server().start().unwrap();
-    let a = client(&server).connect().unwrap();
-    let lock = a.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-    let guard = lock.lock().unwrap();
-    let canceller = Canceller::new();
-    thread::scope(|s| {
-        let first = s.spawn(|| lock.lock_with(None, Some(&canceller)));
-        eventually("the first queues", || server.parked_waits() == 1);
-        let second = s.spawn(|| lock.lock().map(|guard| guard.token()));
-        eventually("the second queues", || server.parked_waits() == 2);
-        canceller.cancel();
-        assert!(matches!(first.join().unwrap(), Err(Error::Cancelled)));
-        guard.unlock().unwrap();
-        assert_eq!(second.join().unwrap().unwrap(), 2);
-    });
-    assert!(matches!(lock.lock_with(None, Some(&canceller)), Err(Error::Cancelled)));
-}
-
-#[test]
-fn a_holder_that_closes_leaves_its_lock_abandoned() {
-    let server = server().start().unwrap();
-    let a = client(&server).connect().unwrap();
-    let guard = a.locks("l", 1, 1).unwrap().at(0, 0).unwrap().lock().unwrap();
-    let b = client(&server).connect().unwrap();
-    let lock = b.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-    thread::scope(|s| {
-        let waiter = s.spawn(|| lock.lock().unwrap());
-        eventually("it queues", || server.parked_waits() == 1);
-        a.close();
-        let got = waiter.join().unwrap();
-        assert!(got.was_abandoned());
-        assert_eq!(got.token(), 2);
-        // It is told once.
-        got.unlock().unwrap();
-        assert!(!lock.lock().unwrap().was_abandoned());
-    });
-    assert!(matches!(guard.unlock(), Err(Error::Closed)));
-}
-
-#[test]
-fn a_holder_that_is_released_leaves_it_as_if_unlocked() {
-    let server = server().start().unwrap();
-    let a = client(&server).connect().unwrap();
-    let _guard = a.locks("l", 1, 1).unwrap().at(0, 0).unwrap().lock().unwrap();
-    let b = client(&server).connect().unwrap();
-    let lock = b.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-    thread::scope(|s| {
-        let waiter = s.spawn(|| lock.lock().unwrap());
-        eventually("it queues", || server.parked_waits() == 1);
-        a.release().unwrap();
-        assert!(!waiter.join().unwrap().was_abandoned());
-    });
 }
 
 /// A client that the server hears no more of: its bytes do not get through,
@@ -309,21 +189,6 @@ fn a_time_is_a_time_also_without_a_connection() {
     assert!(lock.lock_timeout(Duration::from_millis(100)).unwrap().is_none());
     assert!(!semaphore.acquire_timeout(Duration::from_millis(100)).unwrap());
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-}
-
-#[test]
-fn a_removed_lock_says_so() {
-    let server = server().start().unwrap();
-    let a = client(&server).connect().unwrap();
-    let lock = a.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
-    let guard = lock.lock().unwrap();
-    thread::scope(|s| {
-        let waiter = s.spawn(|| lock.lock());
-        eventually("it queues", || server.parked_waits() == 1);
-        a.remove("l").unwrap();
-        assert!(matches!(waiter.join().unwrap(), Err(Error::ArrayRemoved { .. })));
-    });
-    assert!(matches!(guard.unlock(), Err(Error::ArrayRemoved { .. })));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use common::another::{Another, role};
 use common::proxy::Proxy;
 use common::{client, eventually, key, server};
-use farcell::{Client, Comparison, Error, HoldingKind, Parted, Server, WaitOptions};
+use farcell::{Client, Error, HoldingKind, Parted, Server, WaitOptions};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Stdio};
@@ -218,48 +218,6 @@ fn a_name_is_had_by_one_who_lives() {
     b.join("rank 3").unwrap();
     let names: Vec<_> = a.members().unwrap().into_iter().map(|m| m.name.unwrap()).collect();
     assert_eq!(names, ["another", "rank 3"]);
-}
-
-#[test]
-fn a_wait_ends_when_a_peer_closes_and_goes_on_when_it_is_released() {
-    let server = server().start().unwrap();
-    let waiter = connect(&server);
-    let events = waiter.events("e", 1, 4).unwrap();
-    let counter = waiter.counters("c", 1, 1).unwrap().at(0, 0).unwrap();
-    for way in 0..3 {
-        let peer = connect(&server);
-        peer.join("p").unwrap();
-        let options = WaitOptions::new().peers(["p", "q"]).timeout(LONG);
-        thread::scope(|s| {
-            let wait = s.spawn(|| match way {
-                0 => events.at(0, 0).unwrap().wait_with_options(&options).map(drop),
-                1 => events.all().wait_with_options(4, &options).map(drop),
-                _ => counter.wait_until_with_options(Comparison::Ge, 1, &options).map(drop),
-            });
-            eventually("it waits", || server.parked_waits() == 1);
-            peer.close();
-            let error = wait.join().unwrap().unwrap_err();
-            assert!(
-                matches!(&error, Error::PeerLost { peer, how: Parted::Closed, .. } if peer == "p"),
-                "{error}"
-            );
-        });
-        assert_eq!(server.parked_waits(), 0);
-    }
-    let peer = connect(&server);
-    peer.join("p").unwrap();
-    let options = WaitOptions::new().peers(["p"]).timeout(LONG);
-    let event = events.at(0, 1).unwrap();
-    thread::scope(|s| {
-        let wait = s.spawn(|| event.wait_with_options(&options).unwrap());
-        eventually("it waits", || server.parked_waits() == 1);
-        peer.release().unwrap();
-        eventually("the peer has gone", || server.sessions() == 1);
-        assert_eq!(server.parked_waits(), 1, "nobody is missed");
-        event.set().unwrap();
-        assert!(wait.join().unwrap());
-    });
-    assert!(matches!(peer.join("p"), Err(Error::Closed)));
 }
 
 #[test]

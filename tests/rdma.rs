@@ -8,61 +8,9 @@
 mod common;
 use common::rdma::{LONG, adds, device, eventually, over, rdma_server};
 use common::{client, server};
-use farcell::{Client, Domain, Error, Key, RdmaChoice, ServerBuilder, TransportChoice};
+use farcell::{Domain, Error, RdmaChoice, ServerBuilder, TransportChoice};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
-
-#[test]
-fn every_operation() {
-    if !device() {
-        return;
-    }
-    let server = rdma_server().start().unwrap();
-    let rdma = over(&server, TransportChoice::Rdma);
-    let tcp = over(&server, TransportChoice::Tcp);
-    println!("{:?}", rdma.transport());
-    let info = rdma.info().unwrap();
-    assert_eq!(info.domain, Domain::Hca);
-    let (mine, theirs) = (rdma.events("e", 3, 10).unwrap(), tcp.events("e", 3, 10).unwrap());
-    let (e, f) = (mine.at(1, 2).unwrap(), theirs.at(1, 2).unwrap());
-    for _ in 0..3 {
-        assert!(e.set().unwrap());
-        assert!(!e.set().unwrap());
-        assert!(f.is_set().unwrap());
-        assert!(f.clear().unwrap());
-        assert!(!e.is_set().unwrap());
-        assert!(!e.clear().unwrap());
-        assert!(f.set().unwrap());
-        assert!(e.take().unwrap());
-        assert!(!e.take().unwrap());
-    }
-    assert_eq!(e.transitions().unwrap(), 12);
-    assert_eq!(theirs.row(2).unwrap().set_all().unwrap(), 10);
-    assert_eq!(mine.row(2).unwrap().snapshot().unwrap(), [true; 10]);
-    assert_eq!(mine.column(7).unwrap().snapshot().unwrap(), [false, false, true]);
-    assert_eq!(mine.column(7).unwrap().set_all().unwrap(), 2);
-    assert_eq!(theirs.column(7).unwrap().snapshot().unwrap(), [true; 3]);
-    assert_eq!(mine.snapshot().unwrap(), theirs.snapshot().unwrap());
-    let c = rdma.counters("c", 2, 2).unwrap().at(1, 1).unwrap();
-    let d = tcp.counters("c", 2, 2).unwrap().at(1, 1).unwrap();
-    c.store(-3).unwrap();
-    assert_eq!(c.fetch_add(10).unwrap(), -3);
-    assert_eq!(d.load().unwrap(), 7);
-    assert_eq!(d.fetch_add(1).unwrap(), 7);
-    assert_eq!(c.compare_exchange(8, 9).unwrap(), Ok(8));
-    assert_eq!(c.compare_exchange(8, 9).unwrap(), Err(9));
-    assert_eq!(c.swap(12).unwrap(), 9);
-    assert_eq!(c.fetch_and(6).unwrap(), 12);
-    assert_eq!(c.fetch_or(3).unwrap(), 4);
-    assert_eq!(c.fetch_xor(-1).unwrap(), 7);
-    assert_eq!((c.load().unwrap(), d.load().unwrap()), (-8, -8));
-    let mut batch = rdma.batch();
-    batch.store(&c, 5).set(&e).fetch_add(&c, 2).is_set(&e).take(&e).load(&c);
-    let found = batch.run().unwrap();
-    assert_eq!(found[2].value(), 5);
-    assert!(found[3].was_set() && found[4].changed());
-    assert_eq!(found[5].value(), 7);
-}
 
 #[test]
 fn more_cells_than_fit_into_one_read() {
@@ -117,46 +65,6 @@ fn long_batches_and_whole_arrays() {
     assert_eq!(twice.clear_all().unwrap(), 2);
     assert_eq!(theirs.snapshot().unwrap().iter().filter(|&&set| !set).count(), 2);
     assert_eq!(rdma.transport().name, "rdma");
-}
-
-#[test]
-fn waits_and_wakes() {
-    if !device() {
-        return;
-    }
-    let server = rdma_server().start().unwrap();
-    let clients = [
-        over(&server, TransportChoice::Rdma),
-        over(&server, TransportChoice::Rdma),
-        over(&server, TransportChoice::Tcp),
-    ];
-    for setter in &clients {
-        for waiter in &clients {
-            let event = waiter.events("e", 1, 1).unwrap().at(0, 0).unwrap();
-            let signal = setter.events("e", 1, 1).unwrap().at(0, 0).unwrap();
-            for round in 0..20 {
-                std::thread::scope(|s| {
-                    let wait = s.spawn(|| event.wait_timeout(LONG).unwrap());
-                    if round % 2 == 0 {
-                        eventually("it is parked", || server.parked_waits() == 1);
-                    }
-                    assert!(signal.set().unwrap());
-                    if round % 4 < 2 {
-                        // Gone at once, and not lost if it was parked.
-                        if round % 2 == 0 {
-                            assert!(signal.clear().unwrap());
-                        }
-                    }
-                    assert!(wait.join().unwrap());
-                });
-                signal.clear().unwrap();
-            }
-        }
-    }
-    assert_eq!(server.parked_waits(), 0);
-    let waiters = clients[0].events("e", 1, 1).unwrap().all().waiters().unwrap();
-    assert_eq!(waiters, [0]);
-    assert_eq!(clients[0].transport().name, "rdma");
 }
 
 /// The total of two RDMA and two TCP clients on one counter, and what it must
@@ -233,30 +141,6 @@ fn without_the_domain_rule_updates_are_lost() {
         }
     }
     panic!("CPU and adapter changed the same cell, and nothing was lost");
-}
-
-#[test]
-fn a_read_only_session_reads_one_sided() {
-    if !device() {
-        return;
-    }
-    let reader = Key::new(*b"the key of the readers").unwrap();
-    let server = rdma_server().read_only_key(reader.clone()).start().unwrap();
-    let writer = over(&server, TransportChoice::Rdma);
-    let event = writer.events("e", 1, 2).unwrap().at(0, 0).unwrap();
-    let client = Client::builder()
-        .addr(server.address())
-        .key(reader)
-        .transport(TransportChoice::Rdma)
-        .connect()
-        .unwrap();
-    let seen = client.events("e", 1, 2).unwrap().at(0, 0).unwrap();
-    event.set().unwrap();
-    assert!(seen.is_set().unwrap());
-    assert!(matches!(seen.set(), Err(Error::ReadOnly { .. })));
-    assert!(matches!(seen.take(), Err(Error::ReadOnly { .. })));
-    assert_eq!(client.transport().name, "rdma");
-    assert!(event.is_set().unwrap());
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 mod common;
 use common::{client, eventually, key, server};
-use farcell::{Canceller, Client, Error, Key, Kind, TransportChoice};
-use std::time::{Duration, Instant};
+use farcell::{Client, Error, Key, Kind, TransportChoice};
+use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -64,30 +64,6 @@ fn who_may_only_read_reads_in_memory_and_changes_nothing() {
 }
 
 #[test]
-fn waits_end_whoever_sets() {
-    let server = server().start().unwrap();
-    let shm = client(&server).transport(TransportChoice::Shm).connect().unwrap();
-    let tcp = client(&server).transport(TransportChoice::Tcp).connect().unwrap();
-    let other = client(&server).transport(TransportChoice::Shm).connect().unwrap();
-    for setter in [&shm, &tcp, &other] {
-        for waiter in [&shm, &tcp, &other] {
-            let set = setter.events("e", 1, 2).unwrap().at(0, 1).unwrap();
-            let wait = waiter.events("e", 1, 2).unwrap().at(0, 1).unwrap();
-            std::thread::scope(|s| {
-                let waits = s.spawn(|| wait.wait_timeout(LONG).unwrap());
-                eventually("it waits", || server.parked_waits() == 1);
-                let begun = Instant::now();
-                assert!(set.set().unwrap());
-                assert!(waits.join().unwrap());
-                assert!(begun.elapsed() < Duration::from_secs(5));
-            });
-            assert!(set.clear().unwrap());
-            assert_eq!(server.parked_waits(), 0);
-        }
-    }
-}
-
-#[test]
 fn waiters_of_all_kinds_end_with_one_set() {
     let server = server().start().unwrap();
     let tcp = client(&server).transport(TransportChoice::Tcp).connect().unwrap();
@@ -118,62 +94,6 @@ fn waiters_of_all_kinds_end_with_one_set() {
         assert!(event.clear().unwrap());
         assert_eq!(server.parked_waits(), 0);
     }
-}
-
-#[test]
-fn a_removed_array_says_so_in_memory_too() {
-    let server = server().start().unwrap();
-    let a = client(&server).connect().unwrap();
-    let b = client(&server).connect().unwrap();
-    let mine = a.counters("gone", 2, 3).unwrap();
-    let (one, other) = (mine.at(1, 1).unwrap(), mine.at(0, 0).unwrap());
-    one.fetch_add(5).unwrap();
-    let theirs = b.events("gone-too", 1, 1).unwrap().at(0, 0).unwrap();
-    std::thread::scope(|s| {
-        let waits = s.spawn(|| one.wait_until(farcell::Comparison::Ge, 99, Some(LONG), None));
-        eventually("it waits", || server.parked_waits() == 1);
-        b.remove("gone").unwrap();
-        assert!(matches!(waits.join().unwrap(), Err(Error::ArrayRemoved { .. })));
-    });
-    a.remove("gone-too").unwrap();
-    assert!(matches!(one.load(), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(one.fetch_add(7), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(other.store(7), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(mine.all().snapshot(), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(theirs.set(), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(theirs.is_set(), Err(Error::ArrayRemoved { .. })));
-    // The name is free, and what is made under it is new.
-    let again = b.counters("gone", 2, 3).unwrap();
-    assert_eq!(again.at(1, 1).unwrap().load().unwrap(), 0);
-}
-
-#[test]
-fn the_last_moment_of_a_wait_leaves_nothing() {
-    let server = server().start().unwrap();
-    let client = client(&server).transport(TransportChoice::Shm).connect().unwrap();
-    let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
-    assert!(!event.wait_timeout(Duration::ZERO).unwrap());
-    let begun = Instant::now();
-    assert!(!event.wait_timeout(Duration::from_millis(130)).unwrap());
-    assert!(begun.elapsed() >= Duration::from_millis(130));
-    let canceller = Canceller::new();
-    std::thread::scope(|s| {
-        let waits = s.spawn(|| event.wait_with(None, Some(&canceller)));
-        eventually("it waits", || server.parked_waits() == 1);
-        let begun = Instant::now();
-        canceller.cancel();
-        assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled)));
-        assert!(begun.elapsed() < Duration::from_secs(1));
-    });
-    std::thread::scope(|s| {
-        let waits = s.spawn(|| event.wait());
-        eventually("it waits", || server.parked_waits() == 1);
-        client.close();
-        assert!(matches!(waits.join().unwrap(), Err(Error::Closed)));
-    });
-    assert!(matches!(event.set(), Err(Error::Closed)));
-    assert!(matches!(event.is_set(), Err(Error::Closed)));
-    eventually("nothing is parked", || server.parked_waits() == 0);
 }
 
 #[test]

@@ -118,94 +118,6 @@ fn no_reader_ever_sees_a_torn_message() {
 }
 
 #[test]
-fn every_size_comes_back_as_it_was() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    let slots = client.slots("params", 3, LARGEST).unwrap();
-    let slot = slots.at(1).unwrap();
-    let mut buffer = vec![0; LARGEST as usize];
-    assert_eq!(slot.read(&mut buffer).unwrap().total, 0);
-    for (version, number) in (1..).zip(0..messages::SIZES.len() as u64) {
-        assert_eq!(slot.write(&message(number)).unwrap(), version);
-        let (read, received) = messages::read(&slot, &mut buffer).unwrap();
-        assert_eq!((read, received.version, received.len), (number, version, size(number)));
-    }
-    slot.write(&[]).unwrap();
-    let received = slot.read(&mut []).unwrap();
-    assert_eq!((received.len, received.total, received.version), (0, 0, 17));
-    // The neighbours are untouched.
-    assert_eq!(slots.versions().unwrap(), [0, 17, 0]);
-    for row in [0, 2] {
-        assert_eq!(slots.at(row).unwrap().read(&mut buffer).unwrap().total, 0);
-    }
-}
-
-#[test]
-fn parts_make_one_message() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    let slot = client.slots("params", 1, 1000).unwrap().at(0).unwrap();
-    let mut buffer = [0; 1000];
-    let mut write = slot.writer().unwrap();
-    write.write_at(5, b"56789").unwrap();
-    write.write_at(0, b"01234").unwrap();
-    assert_eq!(slot.version().unwrap(), 0);
-    assert_eq!(write.commit(10).unwrap(), 1);
-    let received = slot.read(&mut buffer).unwrap();
-    assert_eq!(&buffer[..received.len], b"0123456789");
-    // A part of it.
-    assert_eq!(slot.write_at(3, b"xyz").unwrap(), 2);
-    let received = slot.read(&mut buffer).unwrap();
-    assert_eq!(&buffer[..received.len], b"012xyz6789");
-    assert_eq!(slot.write_at(9, b"abc").unwrap(), 3);
-    let received = slot.read_at(8, &mut buffer[..3]).unwrap();
-    assert_eq!((&buffer[..received.len], received.total), (&b"8ab"[..], 12));
-    let received = slot.read_at(12, &mut buffer).unwrap();
-    assert_eq!((received.len, received.total), (0, 12));
-    // Given up before anything was written: as before. In the middle: torn.
-    drop(slot.writer().unwrap());
-    assert_eq!(slot.read(&mut buffer).unwrap().version, 3);
-    let mut write = slot.writer().unwrap();
-    write.write_at(0, b"half").unwrap();
-    drop(write);
-    let torn = slot.read(&mut buffer).unwrap_err();
-    assert!(matches!(&torn, Error::Torn { row: 0, version: 3, .. }), "{torn}");
-    assert!(torn.to_string().contains("row 0 of array \"params\""), "{torn}");
-    assert_eq!(slot.write(b"whole").unwrap(), 4);
-    assert_eq!(slot.read(&mut buffer).unwrap().len, 5);
-}
-
-#[test]
-fn a_size_that_does_not_fit_is_an_error_and_changes_nothing() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    let slots = client.slots("params", 2, 1000).unwrap();
-    let slot = slots.at(0).unwrap();
-    slot.write(&[7; 1000]).unwrap();
-    for result in [
-        slot.write(&[0; 1001]),
-        slot.write_at(1000, &[0]),
-        slot.write_at(u64::MAX, &[0; 2]),
-        slot.writer().unwrap().commit(1001),
-    ] {
-        assert!(matches!(result, Err(Error::SlotSize { .. })), "{result:?}");
-    }
-    let small = slot.read(&mut [0; 999]).unwrap_err();
-    assert!(matches!(small, Error::SlotSize { .. }) && small.to_string().contains("1000"));
-    let mut buffer = [0; 1000];
-    assert_eq!(slot.read(&mut buffer).unwrap().version, 1);
-    assert_eq!(buffer, [7; 1000]);
-    assert!(matches!(slots.at(2), Err(Error::OutOfRange { row: 2, .. })));
-    for bytes in [0, u64::MAX] {
-        assert!(matches!(client.slots("other", 1, bytes), Err(Error::BadSetting { .. })));
-    }
-    let other = client.slots("params", 2, 1001).unwrap_err();
-    assert!(other.to_string().contains("slots 2 x 1 of 1000 bytes"), "{other}");
-    assert!(matches!(client.events("params", 2, 1), Err(Error::ArrayMismatch { .. })));
-    assert!(matches!(client.open_counters("params"), Err(Error::WrongKind { .. })));
-}
-
-#[test]
 fn there_is_a_limit_for_all_slots_together() {
     let server = server().slot_bytes(1 << 20).start().unwrap();
     let client = client(&server).connect().unwrap();
@@ -217,30 +129,6 @@ fn there_is_a_limit_for_all_slots_together() {
 }
 
 // ---- writers --------------------------------------------------------------------
-
-#[test]
-fn a_second_writer_is_told_and_changes_nothing() {
-    let server = server().start().unwrap();
-    let addr = server.address();
-    let (one, two) = (tcp(&addr), tcp(&addr));
-    let slot = one.slots("params", 1, 1000).unwrap().at(0).unwrap();
-    let mut write = slot.writer().unwrap();
-    write.write_at(0, b"first").unwrap();
-    let same = two.open_slots("params").unwrap().at(0).unwrap();
-    for busy in [&slot, &same] {
-        assert!(matches!(busy.write(b"second"), Err(Error::SlotBusy { row: 0, .. })));
-        assert!(matches!(busy.writer(), Err(Error::SlotBusy { row: 0, .. })));
-    }
-    // A reader finds no whole message until it is committed.
-    let begun = Instant::now();
-    assert!(matches!(same.read(&mut [0; 1000]), Err(Error::SlotBusy { op: "read", .. })));
-    assert!(begun.elapsed() < LONG);
-    assert_eq!(write.commit(5).unwrap(), 1);
-    let mut buffer = [0; 1000];
-    let received = same.read(&mut buffer).unwrap();
-    assert_eq!(&buffer[..received.len], b"first");
-    assert_eq!(same.write(b"second").unwrap(), 2);
-}
 
 #[test]
 fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_message() {
@@ -270,51 +158,6 @@ fn a_writer_that_is_killed_in_the_middle_leaves_a_torn_row_until_the_next_messag
     assert_eq!(slot.write(&message(2)).unwrap(), 2);
     assert_eq!(waiter.join().unwrap(), (2, 2));
     assert_eq!(messages::read(&slot, &mut buffer).unwrap().0, 2);
-}
-
-#[test]
-fn a_part_does_not_make_a_torn_message_whole() {
-    for choice in [TransportChoice::Tcp, TransportChoice::Auto] {
-        a_torn_message_stays_torn(choice);
-    }
-}
-
-fn a_torn_message_stays_torn(choice: TransportChoice) {
-    let server = server().start().unwrap();
-    let one = client(&server).transport(choice).connect().unwrap();
-    let two = tcp(&server.address());
-    let slot = one.slots("params", 1, 2 << 20).unwrap().at(0).unwrap();
-    let other = two.open_slots("params").unwrap().at(0).unwrap();
-    let (old, mut buffer) = (vec![b'A'; 1 << 20], vec![0; 2 << 20]);
-    slot.write(&old).unwrap();
-    let mut half = other.writer().unwrap();
-    half.write_at(0, &[b'B'; 1000]).unwrap();
-    drop(half);
-    let mut is_torn = || matches!(slot.read(&mut buffer), Err(Error::Torn { version: 1, .. }));
-    assert!(is_torn());
-    let part = slot.write_at(2000, b"C").unwrap_err();
-    assert!(matches!(&part, Error::PartOfTorn { row: 0, version: 1, .. }), "{part}");
-    assert!(part.to_string().ends_with("write the whole message"), "{part}");
-    assert!(is_torn());
-    let nothing = slot.writer().unwrap().commit(1 << 20);
-    assert!(matches!(nothing, Err(Error::PartOfTorn { .. })), "{nothing:?}");
-    let mut gap = slot.writer().unwrap();
-    gap.write_at(0, &old[..1000]).unwrap();
-    gap.write_at(1001, &old[1001..]).unwrap();
-    let gap = gap.commit(1 << 20);
-    assert!(matches!(gap, Err(Error::PartOfTorn { .. })), "{gap:?}");
-    assert!(is_torn());
-    // All of it, in whatever parts.
-    let mut whole = slot.writer().unwrap();
-    whole.write_at(1000, &old[1000..]).unwrap();
-    whole.write_at(0, &old[..1000]).unwrap();
-    assert_eq!(whole.commit(1 << 20).unwrap(), 2);
-    assert_eq!(slot.write_at(2000, b"C").unwrap(), 3);
-    let received = slot.read(&mut buffer).unwrap();
-    assert_eq!(
-        (received.version, received.len, buffer[1999], buffer[2000]),
-        (3, 1 << 20, b'A', b'C')
-    );
 }
 
 #[test]
@@ -438,38 +281,6 @@ fn connections_that_are_cut_lose_and_double_nothing() {
         assert_eq!((read, received.version), (number, number));
     }
     assert!(proxy.connections() > cuts.len(), "they were all used up");
-}
-
-#[test]
-fn a_message_of_a_removed_array_is_gone() {
-    let server = server().start().unwrap();
-    let client = client(&server).connect().unwrap();
-    let slot = client.slots("params", 1, 100).unwrap().at(0).unwrap();
-    slot.write(b"there").unwrap();
-    let mut write = slot.writer().unwrap();
-    write.write_at(0, b"late").unwrap();
-    client.remove("params").unwrap();
-    assert!(matches!(write.commit(4), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(slot.write(b"x"), Err(Error::ArrayRemoved { .. })));
-    assert!(matches!(slot.read(&mut [0; 100]), Err(Error::ArrayRemoved { .. })));
-    let again = client.slots("params", 1, 100).unwrap().at(0).unwrap();
-    assert_eq!(again.read(&mut [0; 100]).unwrap().version, 0);
-}
-
-#[test]
-fn a_read_only_session_reads() {
-    let read_only = farcell::Key::new(*b"a key for reading").unwrap();
-    let server = server().read_only_key(read_only.clone()).start().unwrap();
-    let writer = client(&server).connect().unwrap();
-    let slot = writer.slots("params", 1, 100).unwrap().at(0).unwrap();
-    slot.write(b"there").unwrap();
-    let reader = Client::builder().addr(server.address()).key(read_only).connect().unwrap();
-    let same = reader.open_slots("params").unwrap().at(0).unwrap();
-    let mut buffer = [0; 100];
-    assert_eq!(same.read(&mut buffer).unwrap().len, 5);
-    assert!(matches!(same.write(b"x"), Err(Error::ReadOnly { .. })));
-    assert!(matches!(same.writer(), Err(Error::ReadOnly { .. })));
-    assert!(matches!(reader.slots("new", 1, 1), Err(Error::ReadOnly { .. })));
 }
 
 #[cfg(feature = "cli")]

@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::transport::rdma::{self, Rdma, RdmaSettings};
 use crate::transport::shm::{Quicker, Shm};
 use crate::transport::tcp::Link;
-use crate::transport::{Failure, Transport, fell};
+use crate::transport::{Failure, Follower, Transport, fell};
 use crate::wire::Tag;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// What a client and its handles share.
@@ -104,6 +104,8 @@ impl Core {
         match Rdma::open(&self.link, settings) {
             Ok(rdma) => {
                 let rdma = Arc::new(rdma);
+                let follower: Weak<dyn Follower> = Arc::downgrade(&rdma) as _;
+                self.link.follow(follower);
                 self.transport = rdma.clone();
                 self.rdma = Some(rdma);
                 Ok(())

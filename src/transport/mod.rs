@@ -81,7 +81,8 @@ pub(crate) trait Follower: Send + Sync + std::fmt::Debug {
     fn lost(&self);
 
     /// The number of an array may mean other cells from here on, or none, until
-    /// it has been opened again.
+    /// it has been opened again. May block: nothing that was begun with the cells
+    /// that it meant may be under way afterwards.
     fn reopening(&self, number: u16);
 
     /// It is back. If the session is a new one, these arrays are open in it:

@@ -108,6 +108,8 @@ fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
         .args(extra)
         .env("HOME", dir.path())
         .env_remove("FARCELL_KILLS")
+        .env_remove("FARCELL_SEED")
+        .env_remove("FARCELL_TEST_SECONDS")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

@@ -26,6 +26,7 @@ pub struct Proxy {
     sent_down: Arc<AtomicUsize>,
     sent_up: Arc<AtomicUsize>,
     held: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Proxy {
@@ -39,7 +40,9 @@ impl Proxy {
             sent_down: Arc::default(),
             sent_up: Arc::default(),
             held: Arc::default(),
+            open: Arc::default(),
         };
+        let open = proxy.open.clone();
         let held = proxy.held.clone();
         let (stopped, connections) = (proxy.stopped.clone(), proxy.connections.clone());
         let (up, down) = (proxy.sent_up.clone(), proxy.sent_down.clone());
@@ -61,6 +64,7 @@ impl Proxy {
                     Cut::Never => (usize::MAX, usize::MAX),
                 };
                 let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                open.lock().unwrap().push(client.try_clone().unwrap());
                 let (up, down) = (up.clone(), down.clone());
                 let holds = (held.clone(), held.clone());
                 thread::spawn(move || forward(client, server, up_limit, &up, &holds.0));
@@ -78,6 +82,13 @@ impl Proxy {
     /// connection silent.
     pub fn hold(&self, yes: bool) {
         self.held.store(yes, Ordering::Relaxed);
+    }
+
+    /// Cuts all connections there are.
+    pub fn cut_all(&self) {
+        for connection in self.open.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
     }
 
     /// How many connections there have been.

@@ -11,8 +11,8 @@ mod slots;
 pub(crate) use slots::{From as SlotFrom, Into as SlotInto, SlotWay, put as slot_put};
 
 use super::tcp::{Canceller, Link};
-use super::{CellOp, Failure, Transport, Waited, fell};
-use crate::auth::Access;
+use super::{CellOp, Failure, Follower, Transport, Waited, fell};
+use crate::auth::{Access, Welcome};
 use crate::cell::sync::{Lock, MAX_TOKEN};
 use crate::cell::{Op, is_suspect, is_waiting};
 use crate::engine::Way;
@@ -32,6 +32,8 @@ use std::time::Duration;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server may take to say that nothing more can happen by RDMA.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks whether operations that were under way have ended.
+const STILL_UNDER_WAY: Duration = Duration::from_micros(50);
 
 /// How RDMA is brought up.
 #[derive(Clone, Debug)]
@@ -287,12 +289,17 @@ impl Rdma {
     fn load_and_add(&self, ops: &[CellOp]) -> Result<Vec<u64>, Failure> {
         let adds = ops.iter().any(|op| op.op == Op::Add);
         let rails = self.rails().filter(|rails| !adds || self.changes_here(rails));
+        // What is held is under way, for whoever opens its array again.
+        let mut held: Vec<Arc<Bound>> = Vec::new();
         let placed = {
             let bound = self.bound.read().unwrap_or_else(PoisonError::into_inner);
             ops.iter()
                 .map(|op| {
                     let bound = bound.get(usize::from(op.array))?.as_ref()?;
                     bound.guesses.get(op.offset as usize)?;
+                    if held.last().is_none_or(|last| !Arc::ptr_eq(last, bound)) {
+                        held.push(bound.clone());
+                    }
                     Some((bound.base + op.offset, op.op, op.a))
                 })
                 .collect::<Option<Vec<_>>>()
@@ -302,6 +309,7 @@ impl Rdma {
         };
         let mut words = vec![None; ops.len()];
         let streamed = rails.load_and_add(&placed, &mut words);
+        drop(held);
         let mut words: Vec<u64> = words.into_iter().flatten().collect();
         let rest = &ops[words.len()..];
         if let Err(trouble) = streamed {
@@ -414,6 +422,29 @@ impl Rdma {
     fn changes_here(&self, rails: &Rails) -> bool {
         rails.atomics && self.may_change
     }
+}
+
+/// An array may be removed, and its name and number open another one, with other
+/// cells or refused: what was known of the number leads to cells that the server
+/// then gives to anyone.
+impl Follower for Rdma {
+    fn lost(&self) {}
+
+    fn reopening(&self, number: u16) {
+        let mut all = self.bound.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(old) = all.get_mut(usize::from(number)).and_then(Option::take) else {
+            return;
+        };
+        drop(all);
+        // Each of those who have it is about to end, or is given up with the rails.
+        while Arc::strong_count(&old) > 1 {
+            std::thread::sleep(STILL_UNDER_WAY);
+        }
+    }
+
+    fn back(&self, _: &Welcome, _: &[(u16, u32)]) {}
+
+    fn closed(&self) {}
 }
 
 impl Transport for Rdma {

@@ -11,28 +11,29 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 impl Link {
-    /// Tells this one from here on how it stands with the connection; there can
-    /// be one for the life of the link.
+    /// Tells this one too from here on how it stands with the connection.
     pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
-        let _ = self.follower.set(follower);
+        lock(&self.followers).push(follower);
     }
 
-    pub(super) fn follower(&self) -> Option<Arc<dyn Follower>> {
-        self.follower.get()?.upgrade()
+    /// Those who follow, in the order in which they came.
+    pub(super) fn followers(&self) -> Vec<Arc<dyn Follower>> {
+        lock(&self.followers).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// An array is about to be opened again under a number that it has: from the
     /// moment in which the server hears that, the number may mean other cells.
+    /// Blocks as long as the followers do.
     pub(super) fn tell_reopening(&self, number: u16) {
-        if let Some(follower) = self.follower() {
+        for follower in self.followers() {
             follower.reopening(number);
         }
     }
 
     /// The connection is back, and everything pending is sent. Blocks as long
-    /// as the follower does.
+    /// as the followers do.
     pub(super) fn tell_back(&self, welcome: &Welcome, opened: &[(u16, u32)]) {
-        if let Some(follower) = self.follower() {
+        for follower in self.followers() {
             follower.back(welcome, opened);
         }
     }

@@ -29,7 +29,7 @@ impl Link {
         state.wake_all();
         drop(state);
         tracing::info!(target: "farcell::tcp", addr = self.settings.target.addr, why, "lost the connection");
-        if let Some(follower) = self.follower() {
+        for follower in self.followers() {
             follower.lost();
         }
         self.bring_back();
@@ -276,7 +276,7 @@ impl Link {
             state.socket.take()
         };
         self.close_beside();
-        if let Some(follower) = self.follower() {
+        for follower in self.followers() {
             follower.closed();
         }
         if let Some(socket) = socket {

@@ -26,7 +26,7 @@ use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// How a link behaves.
@@ -55,7 +55,7 @@ pub(crate) struct Link {
     pub(super) pool: Pool,
     pub(super) me: Weak<Link>,
     /// One who must know how it stands with the connection.
-    pub(super) follower: OnceLock<Weak<dyn Follower>>,
+    pub(super) followers: Mutex<Vec<Weak<dyn Follower>>>,
     /// The process that made it. A child that was forked since has its own copy
     /// of all this, but one connection with its parent: it must not touch that,
     /// nor wait for a lock that a thread of its parent may have held.
@@ -101,7 +101,7 @@ impl Link {
             inbox: Mutex::default(),
             pool: Pool::default(),
             me: me.clone(),
-            follower: OnceLock::new(),
+            followers: Mutex::default(),
             generation: fork::generation(),
         })
     }

@@ -70,6 +70,10 @@ pub struct Client {
     /// The connection, perhaps one that nothing has come over yet.
     pub route: Option<u64>,
     pub welcomed: bool,
+    /// A new session and its seat, to be its own when its arrays are open, and so
+    /// many answers that are to come before.
+    fresh: Option<(u64, u32)>,
+    opening: usize,
     pub reconnect_at: u64,
     /// No connection gets through before this time.
     pub apart_until: u64,
@@ -119,6 +123,11 @@ impl Client {
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.calls.is_empty() && self.waits.is_empty()
+    }
+
+    /// The waits that it has not given up.
+    pub fn waits(&self) -> impl Iterator<Item = u64> {
+        self.waits.iter().filter(|(_, wait)| !wait.cancelling).map(|(id, _)| *id)
     }
 
     pub fn under_way(&self) -> String {
@@ -209,7 +218,10 @@ impl Client {
     pub fn look_at_clock(&mut self, now: u64, every: u64) {
         if now >= self.beat_at {
             self.beat_at = now + every;
-            self.told_before = self.told.len();
+            // Of one that is not answered yet it is not known what it comes behind.
+            if self.told_before == 0 {
+                self.told_before = self.told.len();
+            }
             self.out.extend(frame(Tag::Heartbeat, 0, 0, &[]));
         }
         for (&id, wait) in &mut self.waits {
@@ -233,14 +245,15 @@ impl Client {
         self.inbox.clear();
         self.out.clear();
         self.told_before = 0;
+        (self.fresh, self.opening) = (None, 0);
         self.reconnect_at = reconnect_at;
     }
 
-    pub fn welcome(&mut self, session: u64, resumed: bool, seat: u32, books: &mut Books) {
-        self.welcomed = true;
+    pub fn welcome(&mut self, session: u64, resumed: bool, seat: u32) {
         self.out.clear();
         if resumed {
             assert_eq!(self.session, Some(session), "somebody else's session");
+            self.welcomed = true;
             for call in &self.calls {
                 self.out.extend_from_slice(&call.bytes);
             }
@@ -255,12 +268,23 @@ impl Client {
             }
             return;
         }
-        self.lose_session(books);
-        (self.session, self.seat) = (Some(session), seat);
+        self.fresh = Some((session, seat));
+        self.opening = usize::from(SLOTS) + 2;
         for array in EVENT..=SLOTS {
             self.out.extend(frame(Tag::Open, 0, 0, &open(array)));
         }
         self.out.extend(frame(Tag::Join, 0, 0, self.name().as_bytes()));
+    }
+
+    /// The answer to something that a new session begins with.
+    fn opened(&mut self, books: &mut Books) {
+        self.opening -= 1;
+        if let Some((session, seat)) = self.fresh.filter(|_| self.opening == 0) {
+            self.lose_session(books);
+            (self.session, self.seat) = (Some(session), seat);
+            self.fresh = None;
+            self.welcomed = true;
+        }
     }
 
     /// What was under way may have happened or not; what was held is gone.
@@ -300,7 +324,7 @@ impl Client {
                 Tag::Woken | Tag::Cancelled | Tag::WaitRefused | Tag::PeerLost => {
                     self.wait_over(&header, payload);
                 }
-                _ if header.id == 0 => {}
+                _ if header.id == 0 => self.opened(books),
                 tag => self.answer(tag, header.id, payload, now, books),
             }
         }

@@ -139,10 +139,20 @@ impl World {
             client.apart_until = 0;
         }
         self.pass(2 * LEASE);
+        let left = self.unheard();
+        self.pass(2 * LEASE);
+        for unheard in left.intersection(&self.unheard()) {
+            panic!("client, session and wait {unheard:?}: the answer never came");
+        }
         for client in &mut self.clients {
             client.give_up(self.now);
         }
-        self.pass(4 * LEASE);
+        for _ in 0..40 {
+            if self.clients.iter().all(|client| client.welcomed && client.is_idle()) {
+                break;
+            }
+            self.pass(LEASE / 2);
+        }
         for client in &self.clients {
             let number = client.number;
             assert!(client.welcomed, "client {number} is not there any more");
@@ -197,6 +207,19 @@ impl World {
         assert_eq!(value(self.word(WILL, 0)), self.books.wills, "wills");
     }
 
+    /// Waits that have ended, and whose clients do not know it.
+    fn unheard(&self) -> BTreeSet<(usize, u64, u64)> {
+        let parking = lock(&self.engine.parking);
+        let mut all = BTreeSet::new();
+        for client in &self.clients {
+            if let Some(session) = client.session.filter(|_| client.welcomed) {
+                let ended = |wait: &u64| !parking.is_parked(WaitId { session, wait: *wait });
+                all.extend(client.waits().filter(ended).map(|w| (client.number, session, w)));
+            }
+        }
+        all
+    }
+
     /// Something that a client wants.
     fn operation(&mut self, who: usize) {
         let random = &mut self.random;
@@ -204,7 +227,8 @@ impl World {
         if !client.welcomed || client.is_busy() {
             return;
         }
-        let patience = self.now + 1 + random.below(150);
+        let most = if random.often(10) { 100 * LEASE } else { 150 };
+        let patience = self.now + 1 + random.below(most);
         match random.below(17) {
             0..=2 => {
                 let counter = random.below(COUNTERS as u64) as usize;
@@ -220,11 +244,10 @@ impl World {
                 let seat = u64::from(client.seat);
                 if let Some(token) = client.holds.remove(&lock) {
                     client.op(Want::Release, Op::Release, LOCK, lock as u32, (token, seat));
-                } else if client.is_after(lock) {
-                } else if random.often(40) {
+                } else if !client.is_after(lock) && random.often(40) {
                     let want = Want::TryLock(lock);
                     client.op(want, Op::Acquire, LOCK, lock as u32, (seat, 0));
-                } else {
+                } else if !client.is_after(lock) {
                     client.queue(LOCK, lock as u32, Aim::Lock(lock), patience);
                 }
             }
@@ -486,7 +509,7 @@ impl World {
         match packet {
             Packet::Welcome { session, resumed, seat } => {
                 client.heard = self.now;
-                client.welcome(session, resumed, seat, &mut self.books);
+                client.welcome(session, resumed, seat);
             }
             Packet::Bytes(bytes) => client.hear(&bytes, self.now, &mut self.books),
             Packet::End | Packet::Hello { .. } => {
@@ -712,7 +735,8 @@ impl World {
     fn inspect_leases(&self) {
         let limit = Duration::from_millis(LEASE + TICK);
         for session in lock(&self.engine.sessions).values() {
-            let (id, silent) = (lock(session).id, self.time() - lock(session).last_heard);
+            let session = lock(session);
+            let (id, silent) = (session.id, self.time() - session.last_heard);
             assert!(silent <= limit, "session {id} lives, silent for {silent:?}");
         }
         for (seat, member) in lock(&self.engine.peers).after(0) {

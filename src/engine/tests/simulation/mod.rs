@@ -149,7 +149,7 @@ fn every_planted_fault_is_found_and_made_short() {
     for fault in Fault::ALL {
         let (runs, broken) = search(1, fault, Duration::from_secs(20));
         let (run, why) = broken.unwrap_or_else(|| panic!("{fault:?} was not found in {runs} runs"));
-        let short = run.shrink(fault, Duration::from_millis(700));
+        let short = run.shrink(fault, Duration::from_millis(400));
         assert!(short.breaks(fault).is_some(), "the short run does not break");
         assert_eq!(Run::read(&short.written()), Some(short.clone()));
         let line = why.lines().next().unwrap_or_default();

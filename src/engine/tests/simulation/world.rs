@@ -640,7 +640,7 @@ impl World {
             connection.down.send(self.now, &mut self.random, Packet::Bytes(out.reply));
         }
         for (route, bytes) in out.mail {
-            if self.fault == Fault::LostAnswer && self.random.often(10) {
+            if self.fault == Fault::LostAnswer && self.random.often(60) {
                 continue;
             }
             if let Some(connection) = self.connections.get_mut(&route).filter(|c| c.at_server) {

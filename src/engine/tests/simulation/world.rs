@@ -141,9 +141,9 @@ impl World {
         self.pass(2 * LEASE);
         let left = self.unheard();
         self.pass(2 * LEASE);
-        for unheard in left.intersection(&self.unheard()) {
-            panic!("client, session and wait {unheard:?}: the answer never came");
-        }
+        let unheard = self.unheard();
+        let never: Vec<_> = left.intersection(&unheard).collect();
+        assert!(never.is_empty(), "client, session and wait {never:?}: the answer never came");
         for client in &mut self.clients {
             client.give_up(self.now);
         }
@@ -694,7 +694,10 @@ impl World {
             }
         }
         let there = value(self.word(SEMAPHORE, 0)) as u64;
-        self.books.permits(there, &self.clients);
+        // A permit whose grant was not acknowledged goes back with its session, of
+        // whose end the client may not know yet.
+        let lives = |client: &&Client| client.session.is_some_and(|id| self.engine.has(id));
+        Books::permits(there, self.clients.iter().filter(lives).map(|c| c.permits).sum());
         let place = self.bases[usize::from(SEMAPHORE)];
         let queued = lock(&self.engine.parking).waiters_on(place);
         assert!(there == 0 || queued == 0, "{there} permits are there, and {queued} wait");

@@ -100,6 +100,7 @@ pub fn snapshot(data: &[u8]) {
         bytes.extend_from_slice(b"farcellE");
         bytes.extend_from_slice(&table_at.to_le_bytes());
         bytes.extend_from_slice(&arrays.to_le_bytes());
+        bytes.extend_from_slice(&u64::from(raw >> 1 & 1).to_le_bytes());
         let digest = Sha256::digest(&bytes);
         bytes.extend_from_slice(&digest);
     } else {

@@ -83,6 +83,10 @@ mod client;
 pub mod diagnose;
 mod engine;
 mod error;
+// Not part of the public face: what `fuzz/` calls.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gossip;
 mod keyfile;
 mod layout;

@@ -6,6 +6,8 @@ mod batch;
 mod borrow;
 mod counter;
 mod event;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 /// Finding the server when a program names none: the steps of
 /// [`Client::from_env`], for programs that take some of them themselves.
 pub mod launch;

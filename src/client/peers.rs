@@ -150,7 +150,7 @@ impl Client {
     }
 }
 
-fn read_members(mut bytes: &[u8]) -> Option<Vec<Member>> {
+pub(super) fn read_members(mut bytes: &[u8]) -> Option<Vec<Member>> {
     let mut members = Vec::new();
     while !bytes.is_empty() {
         let (record, rest) = wire::take::<MemberRecord>(Tag::MembersListed, bytes).ok()?;

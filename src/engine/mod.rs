@@ -17,6 +17,8 @@ mod actor;
 mod brought;
 mod counts;
 mod former;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod journal;
 mod moment;
 mod overview;

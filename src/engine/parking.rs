@@ -214,6 +214,12 @@ impl Parking {
         self.state(id).is_some()
     }
 
+    /// Whether this wait is parked.
+    #[cfg(test)]
+    pub fn is_parked(&self, id: WaitId) -> bool {
+        matches!(self.state(id), Some(State::Parked(_)))
+    }
+
     /// Parks a wait until `need` of its targets are satisfied, or answers it
     /// if they are already. A target once satisfied counts from then on,
     /// whatever its cell does later. A wait that came before is not parked

@@ -4,6 +4,8 @@ mod admission;
 mod alarm;
 mod bulk;
 mod connection;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod keep;
 mod listen;
 mod loopback;

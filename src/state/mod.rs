@@ -9,6 +9,8 @@
 mod catalog;
 mod copy;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod record;
 mod sealed;
 mod sessions;

@@ -272,6 +272,12 @@ impl Sessions {
         register.check(head.capacity)?;
         Ok(Sessions { register })
     }
+
+    /// Who lived.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn formers(&self) -> Formers {
+        self.register.formers()
+    }
 }
 
 /// The file, as the server that uses it writes it.

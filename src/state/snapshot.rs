@@ -202,7 +202,7 @@ pub fn open(path: &Path) -> Result<Snapshot> {
     }
 }
 
-fn check(mut file: File) -> io::Result<Result<Snapshot, Bad>> {
+pub(super) fn check(mut file: File) -> io::Result<Result<Snapshot, Bad>> {
     let bytes = file.metadata()?.len();
     let mut front = vec![0; size_of::<Head>().min(bytes as usize)];
     file.read_exact_at(&mut front, 0)?;

@@ -9,6 +9,7 @@ mod model;
 mod moment;
 mod overview;
 mod schedules;
+mod simulation;
 mod slots;
 mod sync;
 mod threads;

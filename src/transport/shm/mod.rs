@@ -7,6 +7,8 @@
 //! RDMA where the adapter is the one that changes cells.
 
 mod attach;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod map;
 mod messages;
 pub(crate) mod protocol;

@@ -2,6 +2,8 @@
 
 mod beside;
 mod follow;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod holds;
 mod later;
 mod life;

@@ -16,14 +16,15 @@ const LITTLE_MEMLOCK: [&str; 4] =
     ["setpriv", "--bounding-set=-ipc_lock", "prlimit", "--memlock=65536:65536"];
 const REASONS: &str = "TCP instead, and the reason in words; nothing lost";
 
-fn little_memlock(who: &str, server: &[&str], learners: &[&str]) {
+fn little_memlock(who: &str, server: &[&str], learners: &[&str], says: &str) {
     let _alone = alone();
-    let Some(first) = machine_has("SOFT_ROCE_DEVICE").filter(|_| device()) else { return };
+    if machine_has("SOFT_ROCE_DEVICE").filter(|_| device()).is_none() {
+        return;
+    }
     let server = Process::start_at("127.0.0.1:0", server, &["--no-shm", "--rdma", "auto"]);
     let world = World::with("auto", server, learners);
     let said = world.transport_of(0);
-    assert!(said.starts_with("tcp"), "with {first}: {said}");
-    assert!(said.to_lowercase().contains("memlock") || said.contains("ulimit -l"), "{said}");
+    assert!(said.starts_with("tcp") && said.contains(says), "{said}");
     strike(&format!("memlock limit of 64 KiB for {who}"), REASONS, world, |world| {
         world.note(format!("learners say: {said}"));
     });
@@ -31,12 +32,13 @@ fn little_memlock(who: &str, server: &[&str], learners: &[&str]) {
 
 #[test]
 fn the_memlock_limit_of_the_server_is_too_small() {
-    little_memlock("the server", &LITTLE_MEMLOCK, &[]);
+    // Its log says why, and here it need not.
+    little_memlock("the server", &LITTLE_MEMLOCK, &[], "the server does not offer it");
 }
 
 #[test]
 fn the_memlock_limit_of_learners_is_too_small() {
-    little_memlock("the learners", &[], &LITTLE_MEMLOCK);
+    little_memlock("the learners", &[], &LITTLE_MEMLOCK, "memlock limit is 64 KiB");
 }
 
 #[test]

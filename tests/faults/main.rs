@@ -48,11 +48,11 @@ fn lasting(usual: u64, in_full: u64) -> Duration {
 /// Lets something befall a world at work, and notes what came of it.
 fn strike(fault: &str, promised: &str, mut world: World, it: impl FnOnce(&mut World)) {
     println!("{fault} ...");
-    sleep(Duration::from_millis(300));
+    let usual = world.at_work();
     it(&mut world);
     let went_on = world.at_work();
     let over = world.transport();
-    let seen = world.settle(went_on);
+    let seen = world.settle(went_on, usual);
     row(fault, over, promised, &seen);
 }
 

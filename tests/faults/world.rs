@@ -204,7 +204,7 @@ impl World {
 
     /// Ends it all and compares what the learners were told with what is there.
     /// What was seen, as a sentence.
-    pub fn settle(mut self, went_on: Duration) -> String {
+    pub fn settle(mut self, went_on: Duration, usual: Duration) -> String {
         for learner in self.learners.iter_mut().filter(|l| l.lives) {
             learner.process.end();
         }
@@ -236,11 +236,12 @@ impl World {
         let slowest = self.learners.iter().map(|l| l.journal.get(Count::Slowest)).max().unwrap();
         let mut said = format!(
             "{done} adds, none lost, none doubled, {unknown} unknown; {} passes, {} locks; \
-             slowest add {}; at work again in {}",
+             slowest add {}; at work again in {} ({} without a fault)",
             self.sum(Count::Passes),
             self.sum(Count::Locks),
             seconds(Duration::from_micros(slowest)),
             seconds(went_on),
+            seconds(usual),
         );
         for more in &self.seen {
             write!(said, "; {more}").unwrap();

@@ -315,6 +315,7 @@ impl ServerBuilder {
         if let Some(journal) = journal {
             engine = engine.journal(Box::new(journal));
         }
+        let most_clients = self.max_clients.unwrap_or_else(|| clients_of(files));
         let shared = Arc::new(Shared {
             engine,
             rdma,
@@ -332,8 +333,7 @@ impl ServerBuilder {
             capacity,
             lease: self.lease,
             spin: self.spin,
-            // A few are needed for other things than clients.
-            most_clients: self.max_clients.unwrap_or(files.saturating_sub(64).max(1)),
+            most_clients,
             lapsed: AtomicUsize::new(0),
             most_strangers: (files / 4).clamp(16, 4096),
             counts: (0..count).map(|_| Arc::default()).collect(),
@@ -454,6 +454,20 @@ impl ServerBuilder {
         }
         self.keep.check()
     }
+}
+
+/// How many clients there may be with this limit of open files: a few are needed for
+/// other things.
+fn clients_of(files: usize) -> usize {
+    let clients = files.saturating_sub(64).max(1);
+    if clients < 64 {
+        tracing::warn!(
+            files,
+            clients,
+            "the file limit leaves room for few clients: raise it (ulimit -n)"
+        );
+    }
+    clients
 }
 
 /// A running server. It stops when dropped.

@@ -10,19 +10,27 @@ pub struct Process {
     pub dir: tempfile::TempDir,
     pub addr: String,
     child: Child,
+    first: Vec<String>,
     extra: Vec<String>,
 }
 
 impl Process {
     /// Starts a server on a free port with these further arguments.
     pub fn start(extra: &[&str]) -> Process {
+        Process::start_at("127.0.0.1:0", &[], extra)
+    }
+
+    /// Starts one that listens there, at the end of this command line, which may be
+    /// empty.
+    pub fn start_at(bind: &str, first: &[&str], extra: &[&str]) -> Process {
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("key");
         fs::write(&key, super::key().expose()).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-        let extra: Vec<String> = extra.iter().map(|s| (*s).to_owned()).collect();
-        let child = spawn(&dir, "127.0.0.1:0", &extra);
-        let mut process = Process { dir, addr: String::new(), child, extra };
+        let [first, extra] =
+            [first, extra].map(|words| words.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>());
+        let child = spawn(&dir, bind, &first, &extra);
+        let mut process = Process { dir, addr: String::new(), child, first, extra };
         process.addr = process.ready();
         process
     }
@@ -31,7 +39,7 @@ impl Process {
     pub fn start_again(&mut self) {
         // One that has ended by itself has removed it.
         let _ = fs::remove_file(self.ready_file());
-        self.child = spawn(&self.dir, &self.addr, &self.extra);
+        self.child = spawn(&self.dir, &self.addr, &self.first, &self.extra);
         assert_eq!(self.ready(), self.addr);
     }
 
@@ -65,6 +73,11 @@ impl Process {
         })
     }
 
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for its end; the exit code.
     pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
@@ -96,9 +109,24 @@ impl Drop for Process {
 }
 
 /// Without RDMA unless the arguments say otherwise.
-fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
+fn spawn(dir: &tempfile::TempDir, bind: &str, first: &[String], extra: &[String]) -> Child {
     let off: &[&str] = if extra.iter().any(|a| a == "--rdma") { &[] } else { &["--rdma", "off"] };
-    Command::new(env!("CARGO_BIN_EXE_farcell"))
+    let program = env!("CARGO_BIN_EXE_farcell");
+    let mut command = match first {
+        [] => Command::new(program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    // What is meant for the tests means nothing to it.
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("FARCELL_")) {
+            command.env_remove(name);
+        }
+    }
+    command
         .arg("serve")
         .args(off)
         .args(["--bind", bind, "--authkey-file"])
@@ -107,9 +135,6 @@ fn spawn(dir: &tempfile::TempDir, bind: &str, extra: &[String]) -> Child {
         .arg(dir.path().join("ready"))
         .args(extra)
         .env("HOME", dir.path())
-        .env_remove("FARCELL_KILLS")
-        .env_remove("FARCELL_SEED")
-        .env_remove("FARCELL_TEST_SECONDS")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

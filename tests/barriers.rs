@@ -4,9 +4,7 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{
-    Barrier, Canceller, Client, Error, HoldingKind, Server, TransportChoice, WaitOptions,
-};
+use farcell::{Barrier, Client, Error, HoldingKind, Server, TransportChoice, WaitOptions};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;

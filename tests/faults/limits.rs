@@ -192,6 +192,6 @@ fn cannot_start(small: &Small, state: &Path) {
         "a server is started on a full tmpfs",
         "",
         "refused with the reason; once there is room it starts",
-        &said.lines().last().unwrap_or_default().to_owned(),
+        said.lines().last().unwrap_or_default(),
     );
 }

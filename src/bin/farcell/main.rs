@@ -94,7 +94,7 @@ Start with `farcell serve` in one terminal, and in another
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Snapshot(snapshot::Snapshot),
     Ls(ls::Ls),
     Members(members::Members),

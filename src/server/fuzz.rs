@@ -37,7 +37,7 @@ pub(crate) fn tokens(input: &mut Input<'_>) {
         let [what, at, by] = input.array();
         let mut bytes = match what & 3 {
             0 => input.piece().to_vec(),
-            _ => record.token.to_vec(),
+            _ => record.token.expose().to_vec(),
         };
         if what & 2 != 0
             && let Some(byte) = bytes.get_mut(usize::from(at))

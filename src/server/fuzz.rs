@@ -51,7 +51,7 @@ pub(crate) fn tokens(input: &mut Input<'_>) {
         let lives = what & 8 == 0;
         let given = Cell::new(false);
         shm.hand_out(then, |_| lives, |_| given.set(true));
-        let is_token = bytes == record.token;
+        let is_token = bytes == record.token.expose();
         assert_eq!(given.get(), good && is_token && lives && !late);
         // Good once, whatever became of it.
         good &= !is_token;

@@ -12,13 +12,27 @@
 //! another one, and a proof made for one direction is none in the other. The
 //! comparison takes the same time wherever the first difference is.
 //!
+//! Inside of TLS both proofs also cover a value that only the two ends of that one
+//! TLS connection have ([`Binding`]). So the key says who is at the other end of
+//! the encryption, and a certificate need not: someone in the middle has two
+//! connections, and their values differ.
+//!
 //! The server speaks first, so that before it knows its client all it ever
 //! does for it is to send 48 bytes and read one small frame.
+
+mod channel;
+mod secret;
+
+pub use channel::{BINDING_LEN, Binding, Tls};
+pub use secret::Secret;
+
+use channel::bound;
 
 use bytemuck::{Pod, Zeroable};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use std::fmt;
+use subtle::ConstantTimeEq;
 
 /// The first bytes of every message of the handshake.
 pub const MAGIC: [u8; 8] = *b"\xFAfarcell";
@@ -28,9 +42,23 @@ pub const MAX_KEY: usize = 4096;
 
 const CLIENT: &[u8] = b"farcell client proof\0";
 const SERVER: &[u8] = b"farcell server proof\0";
+const CLIENT_IN_TLS: &[u8] = b"farcell client proof in TLS\0";
+const SERVER_IN_TLS: &[u8] = b"farcell server proof in TLS\0";
 
-/// A shared secret. Its bytes never show in `Debug` output.
-#[derive(Clone, PartialEq, Eq)]
+/// A shared secret. Its bytes never show in `Debug` output, and it has no `==`,
+/// which would tell by its time how much of a guess is right:
+///
+/// ```compile_fail,E0369
+/// # let [a, b] = [*b"at least 16 bytes", *b"another 17 bytes!"].map(|k| farcell::Key::new(k).unwrap());
+/// let same = a == b;
+/// ```
+///
+/// ```
+/// # let [a, b] = [*b"at least 16 bytes", *b"another 17 bytes!"].map(|k| farcell::Key::new(k).unwrap());
+/// let same = a.is(&b);
+/// # assert!(!same && a.is(&a.clone()));
+/// ```
+#[derive(Clone)]
 pub struct Key(Vec<u8>);
 
 /// Why bytes are no key.
@@ -65,6 +93,13 @@ impl Key {
         &self.0
     }
 
+    /// Whether the two are the same key. Takes the same time wherever they differ;
+    /// not whatever their lengths are.
+    #[must_use]
+    pub fn is(&self, other: &Key) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+
     fn mac(&self, label: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0)
             .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
@@ -75,13 +110,13 @@ impl Key {
         mac
     }
 
-    fn prove(&self, label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-        self.mac(label, parts).finalize().into_bytes().into()
+    fn prove(&self, label: &[u8], parts: &[&[u8]]) -> Secret<32> {
+        Secret::new(self.mac(label, parts).finalize().into_bytes().into())
     }
 
     /// Constant-time: `verify_slice` compares all bytes whatever they are.
-    fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &[u8; 32]) -> bool {
-        self.mac(label, parts).verify_slice(proof).is_ok()
+    fn verify(&self, label: &[u8], parts: &[&[u8]], proof: &Secret<32>) -> bool {
+        self.mac(label, parts).verify_slice(proof.expose()).is_ok()
     }
 }
 
@@ -136,12 +171,14 @@ pub struct Keys {
 struct Greeting {
     magic: [u8; 8],
     version: u16,
-    reserved: [u8; 6],
+    tls: u8,
+    reserved: [u8; 5],
     nonce: [u8; 32],
 }
 
-/// Second message, from the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+/// Second message, from the client. Inside of TLS the client's [`Binding`]
+/// follows it.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct Hello {
     magic: [u8; 8],
@@ -153,11 +190,11 @@ struct Hello {
     session: u64,
     next_request: u64,
     job: u64,
-    proof: [u8; 32],
+    proof: Secret<32>,
 }
 
 /// Third message, from the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct WelcomeBytes {
     magic: [u8; 8],
@@ -173,7 +210,7 @@ struct WelcomeBytes {
     capacity: u64,
     lease_ms: u32,
     seat: u32,
-    proof: [u8; 32],
+    proof: Secret<32>,
 }
 
 /// Bytes of the server's first message.
@@ -205,6 +242,12 @@ pub enum Denial {
     /// The client belongs to another job than the server.
     #[error("the server serves another job")]
     Job = 5,
+    /// The server talks to those alone who encrypt.
+    #[error("the server takes encrypted connections alone")]
+    TlsRequired = 6,
+    /// The client is at the end of another TLS connection than the server.
+    #[error("the encrypted connection of the client does not end at the server")]
+    Intercepted = 7,
 }
 
 impl Denial {
@@ -215,6 +258,8 @@ impl Denial {
             3 => Some(Denial::Full),
             4 => Some(Denial::GoingAway),
             5 => Some(Denial::Job),
+            6 => Some(Denial::TlsRequired),
+            7 => Some(Denial::Intercepted),
             _ => None,
         }
     }
@@ -309,6 +354,7 @@ pub struct ServerHandshake {
 #[derive(Clone, Copy, Debug)]
 pub struct Proven {
     hello: Hello,
+    binding: Option<Binding>,
     /// Which of the keys it was.
     pub access: Access,
     /// What the client wants to resume.
@@ -318,12 +364,13 @@ pub struct Proven {
 impl ServerHandshake {
     /// Starts with a nonce that must never have been used before.
     #[must_use]
-    pub fn new(nonce: [u8; 32]) -> ServerHandshake {
+    pub fn new(nonce: [u8; 32], tls: Tls) -> ServerHandshake {
         ServerHandshake {
             greeting: Greeting {
                 magic: MAGIC,
                 version: crate::wire::VERSION,
-                reserved: [0; 6],
+                tls: tls as u8,
+                reserved: [0; 5],
                 nonce,
             },
         }
@@ -335,7 +382,8 @@ impl ServerHandshake {
         bytemuck::cast(self.greeting)
     }
 
-    /// Judges the client's hello.
+    /// Judges the client's hello; inside of TLS, whose [`Binding`] is given, with
+    /// the client's own behind it.
     ///
     /// # Errors
     /// `Some` reason, to be sent as [`denial`]; `None` when the peer is no
@@ -343,6 +391,7 @@ impl ServerHandshake {
     pub fn hello(
         &self,
         bytes: &[u8; HELLO_LEN],
+        tls: Option<(&Binding, &Binding)>,
         keys: &Keys,
         job: Job,
     ) -> Result<Proven, Option<Denial>> {
@@ -353,8 +402,14 @@ impl ServerHandshake {
         if hello.version != crate::wire::VERSION {
             return Err(Some(Denial::Version));
         }
-        let parts: [&[u8]; 2] = [bytemuck::bytes_of(&self.greeting), &bytes[..HELLO_LEN - PROOF]];
-        let proves = |key: &Key| key.verify(CLIENT, &parts, &hello.proof);
+        if tls.is_none() && self.greeting.tls == Tls::Require as u8 {
+            return Err(Some(Denial::TlsRequired));
+        }
+        let theirs = tls.map(|(theirs, _)| theirs);
+        let parts =
+            [bytemuck::bytes_of(&self.greeting), &bytes[..HELLO_LEN - PROOF], bound(theirs)];
+        let label = if tls.is_some() { CLIENT_IN_TLS } else { CLIENT };
+        let proves = |key: &Key| key.verify(label, &parts, &hello.proof);
         let access = if proves(&keys.full) {
             Access::ReadWrite
         } else if keys.read_only.as_ref().is_some_and(proves) {
@@ -362,11 +417,15 @@ impl ServerHandshake {
         } else {
             return Err(Some(Denial::Key));
         };
+        if tls.is_some_and(|(theirs, ours)| !theirs.is(ours)) {
+            return Err(Some(Denial::Intercepted));
+        }
         if !job.admits(Job(hello.job)) {
             return Err(Some(Denial::Job));
         }
         Ok(Proven {
             hello,
+            binding: theirs.copied(),
             access,
             resume: Resume {
                 incarnation: hello.incarnation,
@@ -394,17 +453,18 @@ impl ServerHandshake {
             capacity: welcome.capacity,
             lease_ms: u32::try_from(welcome.lease_ms).unwrap_or(u32::MAX),
             seat: welcome.seat,
-            proof: [0; 32],
+            proof: Secret::default(),
         };
         let key = match (proven.access, &keys.read_only) {
             (Access::ReadOnly, Some(key)) => key,
             _ => &keys.full,
         };
         bytes.proof = key.prove(
-            SERVER,
+            if proven.binding.is_some() { SERVER_IN_TLS } else { SERVER },
             &[
                 bytemuck::bytes_of(&self.greeting),
                 bytemuck::bytes_of(&proven.hello),
+                bound(proven.binding.as_ref()),
                 &bytemuck::bytes_of(&bytes)[..WELCOME_LEN - PROOF],
             ],
         );
@@ -439,6 +499,10 @@ pub enum HandshakeError {
     /// The server's proof is wrong: it does not know the key.
     #[error("the server could not prove that it knows the key")]
     Impostor,
+    /// There is to be no connection that is not encrypted, and the server offers no
+    /// other.
+    #[error("the server offers no encryption")]
+    NoTls,
     /// The message makes no sense.
     #[error("the server's answer makes no sense")]
     Malformed,
@@ -450,6 +514,33 @@ pub struct ClientHandshake<'k> {
     key: &'k Key,
     greeting: Greeting,
     hello: Hello,
+    binding: Option<Binding>,
+}
+
+/// What a greeting offers of TLS.
+///
+/// # Errors
+/// The greeting is none, or of another version; or it offers none where that is
+/// required.
+pub fn offered(greeting: &[u8; GREETING_LEN], wanted: Tls) -> Result<Tls, HandshakeError> {
+    let greeting = read_greeting(greeting)?;
+    match (greeting.tls, wanted) {
+        (0, Tls::Require) => Err(HandshakeError::NoTls),
+        (0, _) => Ok(Tls::Off),
+        (1, _) => Ok(Tls::Auto),
+        _ => Ok(Tls::Require),
+    }
+}
+
+fn read_greeting(greeting: &[u8; GREETING_LEN]) -> Result<Greeting, HandshakeError> {
+    let greeting: Greeting = bytemuck::cast(*greeting);
+    if greeting.magic != MAGIC {
+        return Err(HandshakeError::NotFarcell);
+    }
+    if greeting.version != crate::wire::VERSION {
+        return Err(HandshakeError::Version(greeting.version));
+    }
+    Ok(greeting)
 }
 
 /// Whether bytes that a server sent can be the start of a greeting.
@@ -466,7 +557,8 @@ pub fn version_of(greeting: &[u8; GREETING_LEN]) -> u16 {
 }
 
 impl<'k> ClientHandshake<'k> {
-    /// Answers a greeting. The nonce must never have been used before.
+    /// Answers a greeting, inside of the TLS connection whose [`Binding`] is given,
+    /// or without one. The nonce must never have been used before.
     ///
     /// # Errors
     /// The greeting is none, or of another version.
@@ -476,14 +568,9 @@ impl<'k> ClientHandshake<'k> {
         resume: Resume,
         key: &'k Key,
         job: Job,
+        binding: Option<Binding>,
     ) -> Result<ClientHandshake<'k>, HandshakeError> {
-        let greeting: Greeting = bytemuck::cast(*greeting);
-        if greeting.magic != MAGIC {
-            return Err(HandshakeError::NotFarcell);
-        }
-        if greeting.version != crate::wire::VERSION {
-            return Err(HandshakeError::Version(greeting.version));
-        }
+        let greeting = read_greeting(greeting)?;
         let mut hello = Hello {
             magic: MAGIC,
             version: crate::wire::VERSION,
@@ -494,19 +581,23 @@ impl<'k> ClientHandshake<'k> {
             session: resume.session,
             next_request: resume.next_request,
             job: job.0,
-            proof: [0; 32],
+            proof: Secret::default(),
         };
         hello.proof = key.prove(
-            CLIENT,
-            &[bytemuck::bytes_of(&greeting), &bytemuck::bytes_of(&hello)[..HELLO_LEN - PROOF]],
+            if binding.is_some() { CLIENT_IN_TLS } else { CLIENT },
+            &[
+                bytemuck::bytes_of(&greeting),
+                &bytemuck::bytes_of(&hello)[..HELLO_LEN - PROOF],
+                bound(binding.as_ref()),
+            ],
         );
-        Ok(ClientHandshake { key, greeting, hello })
+        Ok(ClientHandshake { key, greeting, hello, binding })
     }
 
-    /// What to send.
+    /// What to send: the hello, and inside of TLS the binding behind it.
     #[must_use]
-    pub fn hello(&self) -> [u8; HELLO_LEN] {
-        bytemuck::cast(self.hello)
+    pub fn hello(&self) -> Vec<u8> {
+        [bytemuck::bytes_of(&self.hello), bound(self.binding.as_ref())].concat()
     }
 
     /// Judges the server's answer.
@@ -525,12 +616,14 @@ impl<'k> ClientHandshake<'k> {
                 None => HandshakeError::Malformed,
             });
         }
-        let parts: [&[u8]; 3] = [
+        let parts = [
             bytemuck::bytes_of(&self.greeting),
             bytemuck::bytes_of(&self.hello),
+            bound(self.binding.as_ref()),
             &bytes[..WELCOME_LEN - PROOF],
         ];
-        if !self.key.verify(SERVER, &parts, &w.proof) {
+        let label = if self.binding.is_some() { SERVER_IN_TLS } else { SERVER };
+        if !self.key.verify(label, &parts, &w.proof) {
             return Err(HandshakeError::Impostor);
         }
         let access = match w.access {

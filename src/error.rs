@@ -43,6 +43,25 @@ pub enum Error {
         /// What it seems to be.
         what: String,
     },
+    /// One side wants to encrypt and the other does not, or what answers there is no
+    /// TLS that is spoken here. Nothing was sent in clear.
+    #[error("{addr}: no encrypted connection: {what}")]
+    Tls {
+        /// The server.
+        addr: String,
+        /// Why not, and what to do.
+        what: String,
+    },
+    /// The encrypted connection that was made ends at someone who is not the server:
+    /// the server says that it is at the end of another one. Nothing was sent by
+    /// it.
+    #[error(
+        "{addr}: someone stands between this program and the server: the encrypted connection ends at somebody else; check the address, and who can get between"
+    )]
+    Intercepted {
+        /// The server, as it was addressed.
+        addr: String,
+    },
     /// The server speaks another version of the protocol.
     #[error(
         "{addr}: the server speaks version {theirs} of the protocol, this program version {ours}; install the same release on both"
@@ -504,6 +523,8 @@ impl Error {
             self,
             Error::AuthenticationFailed { .. }
                 | Error::Impostor { .. }
+                | Error::Intercepted { .. }
+                | Error::Tls { .. }
                 | Error::VersionMismatch { .. }
                 | Error::OtherJob { .. }
                 | Error::ServerFull { .. }

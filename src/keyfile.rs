@@ -177,7 +177,7 @@ mod tests {
             all.into_iter().map(|t| t.join().unwrap()).collect()
         });
         assert_eq!(keys.iter().filter(|(_, new)| *new).count(), 1);
-        assert!(keys.iter().all(|(key, _)| *key == keys[0].0));
+        assert!(keys.iter().all(|(key, _)| key.is(&keys[0].0)));
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }

@@ -97,6 +97,7 @@ pub mod segment;
 mod server;
 mod slot;
 mod state;
+mod tls;
 mod transport;
 // Not part of the public face: open to this workspace's own tests and benches.
 #[doc(hidden)]
@@ -104,7 +105,7 @@ pub mod verbs;
 mod wire;
 
 pub use addr::DEFAULT_PORT;
-pub use auth::{Access, Domain, Key, KeyError};
+pub use auth::{Access, Domain, Key, KeyError, Tls};
 pub use catalog::{Form, Kind, NameError};
 pub use cell::Comparison;
 pub use client::{

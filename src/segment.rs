@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // One of the few places: a mapping becomes a slice of atomics.
 
 mod payload;
+pub(crate) mod words;
 
 pub use payload::{Claim, Payload};
 

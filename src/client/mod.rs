@@ -16,6 +16,7 @@ mod options;
 mod overview;
 mod peers;
 mod registered;
+mod secure;
 mod select;
 mod semaphore;
 mod slots;
@@ -37,7 +38,7 @@ pub use semaphore::{Semaphore, SemaphoreArray};
 pub use slots::{Received, Slot, SlotArray, SlotWrite};
 
 use crate::addr::DEFAULT_PORT;
-use crate::auth::{Access, Domain, Key, Resume};
+use crate::auth::{Access, Domain, Key, Resume, Tls};
 use crate::catalog::{CatalogError, Form, Kind, check_name};
 use crate::error::{Error, Result};
 use crate::keyfile;
@@ -120,6 +121,8 @@ pub struct ClientBuilder {
     dead_after: Duration,
     lanes: usize,
     job: String,
+    tls: Option<Tls>,
+    clear_rdma: bool,
 }
 
 impl ClientBuilder {
@@ -234,13 +237,16 @@ impl ClientBuilder {
     /// # Errors
     /// [`Error::Unreachable`], [`Error::NotFarcell`],
     /// [`Error::VersionMismatch`], [`Error::AuthenticationFailed`],
-    /// [`Error::Impostor`], [`Error::ServerFull`], [`Error::BadAddress`], and
+    /// [`Error::Impostor`], [`Error::Tls`], [`Error::Intercepted`],
+    /// [`Error::ServerFull`], [`Error::BadAddress`], and
     /// [`Error::NoKey`], [`Error::KeyFile`] or [`Error::BadSetting`] before
     /// anything is sent.
     pub fn connect(self) -> Result<Client> {
         crate::diagnose::warn_once();
         let (key, key_source) = self.find_key()?;
-        let (choice, rdma) = self.rdma_settings()?;
+        let (choice, mut rdma) = self.rdma_settings()?;
+        let (tls, no_rdma) = self.secrecy()?;
+        rdma.kept_off = no_rdma;
         let addr = match self.addr {
             Some(addr) => addr,
             None => match std::env::var(ENV_ADDR) {
@@ -256,7 +262,7 @@ impl ClientBuilder {
             },
         };
         let (job, timeout) = (self.job, self.connect_timeout);
-        let target = Target { addr, key, key_source, job, timeout };
+        let target = Target { addr, key, key_source, job, tls, timeout };
         let patience = soon_enough(self.wait_for_server);
         let (socket, welcome) = loop {
             match connect(&target, Resume::default()) {
@@ -309,8 +315,8 @@ impl ClientBuilder {
             device_name(device)
                 .map_err(|why| Error::BadSetting { what: format!("{source}: {why}") })?;
         }
-        let settings =
-            RdmaSettings { device, gid_index, dead_after: self.dead_after, lanes: self.lanes };
+        let (dead_after, lanes) = (self.dead_after, self.lanes);
+        let settings = RdmaSettings { device, gid_index, dead_after, lanes, kept_off: None };
         Ok((choice, settings))
     }
 
@@ -422,6 +428,8 @@ impl Client {
             dead_after: Duration::from_secs(1),
             lanes: 2,
             job: String::new(),
+            tls: None,
+            clear_rdma: false,
         }
     }
 

@@ -101,7 +101,11 @@ impl Core {
     }
 
     fn open_rdma(&mut self, choice: TransportChoice, settings: &RdmaSettings) -> Result<()> {
-        match Rdma::open(&self.link, settings) {
+        let opened = match &settings.kept_off {
+            Some(why) => Err(vec![why.clone()]),
+            None => Rdma::open(&self.link, settings),
+        };
+        match opened {
             Ok(rdma) => {
                 let rdma = Arc::new(rdma);
                 let follower: Weak<dyn Follower> = Arc::downgrade(&rdma) as _;
@@ -127,7 +131,10 @@ impl Core {
 
     /// By which way operations go right now, and why.
     pub fn transport_report(&self) -> TransportReport {
-        let under = self.report();
+        let mut under = self.report();
+        if self.link.is_encrypted() {
+            under.reasons.push("what goes over TCP is encrypted (TLS 1.3)".to_owned());
+        }
         match self.shm.as_ref().map(|shm| shm.report()) {
             Some(Ok(what)) => {
                 let changes_here = self.shm.as_ref().is_some_and(|shm| shm.changes());

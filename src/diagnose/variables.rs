@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Every environment variable that farcell reads: the library, the program and
 /// the Python package.
-pub const VARIABLES: [&str; 9] = [
+pub const VARIABLES: [&str; 11] = [
     "FARCELL_ADDR",
     "FARCELL_ADDR_FILE",
     "FARCELL_JOB",
@@ -13,6 +13,8 @@ pub const VARIABLES: [&str; 9] = [
     "FARCELL_TRANSPORT",
     "FARCELL_DEVICE",
     "FARCELL_GID_INDEX",
+    "FARCELL_TLS",
+    "FARCELL_CLEAR_RDMA",
     "FARCELL_LOG",
 ];
 

@@ -218,6 +218,13 @@ impl<A: Actor> Engine<A> {
         self
     }
 
+    /// Most waits that one session may have.
+    #[must_use]
+    pub fn most_waits(mut self, most: usize) -> Engine<A> {
+        self.parking = Mutex::new(Parking::with_most(most));
+        self
+    }
+
     /// Opens an array or makes it, as the server's own act.
     ///
     /// # Errors

@@ -32,13 +32,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most cells that the waits of one session may have at once: those that they
-/// are parked on, and those in answers that are not yet acknowledged.
-pub const MAX_PARKED_CELLS: usize = 1 << 18;
+/// Cells for each wait that a session may have: as many all its waits may have at
+/// once. Those that they are parked on count, those in answers that are not yet
+/// acknowledged, and as one cell each the peers that they name.
+const CELLS_A_WAIT: usize = 4;
 
-/// Most waits of one session, those counted whose answer is not yet
-/// acknowledged.
+/// Most waits of one session unless told otherwise, those counted whose answer is
+/// not yet acknowledged.
 pub const MAX_WAITS: usize = 1 << 16;
+
+/// Most cells of the waits of one session unless told otherwise.
+#[cfg(test)]
+pub const MAX_PARKED_CELLS: usize = MAX_WAITS * CELLS_A_WAIT;
 
 /// Who waits: the session's number and its number for the wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -181,9 +186,30 @@ struct SessionWaits {
 mod claims;
 mod listing;
 
+/// What one session may have.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    waits: usize,
+}
+
+impl Default for Most {
+    fn default() -> Most {
+        Most { waits: MAX_WAITS }
+    }
+}
+
+impl Most {
+    /// Whether so many cells more are too many.
+    fn refuses(self, session: &SessionWaits, cells: usize) -> bool {
+        session.waits.len() >= self.waits
+            || session.cells + cells > self.waits.saturating_mul(CELLS_A_WAIT)
+    }
+}
+
 /// The table of waiters.
 #[derive(Debug, Default)]
 pub struct Parking {
+    most: Most,
     waiters: Slab<Waiter>,
     cells: HashMap<u32, Vec<Parked>>,
     sessions: HashMap<u64, SessionWaits>,
@@ -196,6 +222,19 @@ pub struct Parking {
 }
 
 impl Parking {
+    /// A table in which a session may have so many waits.
+    #[must_use]
+    pub fn with_most(waits: usize) -> Parking {
+        Parking { most: Most { waits }, ..Parking::default() }
+    }
+
+    /// Whether a session may have one wait more, on so many cells and peers.
+    #[must_use]
+    pub fn has_room(&self, session: u64, cells: usize) -> bool {
+        let none = SessionWaits::default();
+        !self.most.refuses(self.sessions.get(&session).unwrap_or(&none), cells)
+    }
+
     /// How many waits are parked.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -262,7 +301,7 @@ impl Parking {
         session.route = route;
         let enough = fired.len() >= need;
         let cells = if enough { fired.len() } else { settled.len() };
-        if session.waits.len() >= MAX_WAITS || session.cells + cells > MAX_PARKED_CELLS {
+        if self.most.refuses(session, cells) {
             self.drop_if_idle(id.session);
             return Err(TooMany);
         }
@@ -531,7 +570,7 @@ impl Parking {
         let ended = how(waiter.fired);
         let session = self.sessions.get_mut(&waiter.id.session)?;
         // Never more than it had: what has fired was a target.
-        session.cells -= waiter.targets.len() - ended.cells();
+        session.cells -= waiter.targets.len() + waiter.peers.len() - ended.cells();
         let kept = State::Ended(ended.clone());
         session.waits.insert(waiter.id.wait, kept);
         Some(Done { id: waiter.id, route: session.route, ended })

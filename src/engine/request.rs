@@ -1,7 +1,7 @@
 //! What the engine does with each frame of a client.
 
 use super::actor::{Actor, change_all, execute, replace_all};
-use super::parking::{Target, WaitId};
+use super::parking::{Target, TooMany, WaitId};
 use super::peers::{Gone, nanos};
 use super::session::{Arrival, Session};
 use super::{Done, Engine, Out, deliver, lock, push_ended};
@@ -538,7 +538,11 @@ impl<A: Actor> Engine<A> {
             if need == 0 || need > targets.len() {
                 return Err(Violation::Field("need"));
             }
-            let answer = parking.wait(&self.actor, id, session.route, need, &targets);
+            let answer = match parking.has_room(session.id, targets.len() + peers.len()) {
+                // One that is satisfied already may need less.
+                false if !peers.is_empty() => Err(TooMany),
+                _ => parking.wait(&self.actor, id, session.route, need, &targets),
+            };
             match answer {
                 Ok(None) if !peers.is_empty() => Ok(self.watch(&mut parking, session, id, &peers)),
                 other => other,

@@ -4,7 +4,7 @@
 use super::Input;
 use crate::auth::{
     Access, ClientHandshake, Domain, GREETING_LEN, HELLO_LEN, Job, Key, Keys, Resume,
-    ServerHandshake, WELCOME_LEN, Welcome,
+    ServerHandshake, Tls, WELCOME_LEN, Welcome,
 };
 
 /// Changes some of the bytes, as the input says.
@@ -26,7 +26,7 @@ pub fn handshake(data: &[u8]) {
     };
     let keys = Keys { full, read_only: Some(read_only) };
     let [which, beside, jobs] = input.array();
-    let server = ServerHandshake::new(input.array());
+    let server = ServerHandshake::new(input.array(), Tls::Off);
     let (server_job, client_job) = match jobs % 3 {
         0 => (Job::default(), Job::default()),
         1 => (Job::new("one"), Job::new("one")),
@@ -43,20 +43,25 @@ pub fn handshake(data: &[u8]) {
     };
     let key =
         if which & 1 == 0 { &keys.full } else { keys.read_only.as_ref().unwrap_or(&keys.full) };
-    let _ = ClientHandshake::new(&stranger, [0; 32], resume, key, client_job);
+    let _ = ClientHandshake::new(&stranger, [0; 32], resume, key, client_job, None);
     let mut greeting = server.greeting();
     spoil(&mut greeting, &mut input);
-    let Ok(client) = ClientHandshake::new(&greeting, input.array(), resume, key, client_job) else {
+    let nonce = input.array();
+    let Ok(client) = ClientHandshake::new(&greeting, nonce, resume, key, client_job, None) else {
         assert_ne!(greeting, server.greeting(), "a good greeting was refused");
         return;
     };
 
     let hello: [u8; HELLO_LEN] = input.array();
-    assert!(server.hello(&hello, &keys, server_job).is_err(), "a stranger was let in");
-    let mut hello = client.hello();
+    assert!(server.hello(&hello, None, &keys, server_job).is_err(), "a stranger was let in");
+    let sent = client.hello();
+    let Some(&sent) = sent.first_chunk::<HELLO_LEN>() else {
+        return;
+    };
+    let mut hello = sent;
     spoil(&mut hello, &mut input);
-    let whole = hello == client.hello() && greeting == server.greeting();
-    let proven = match server.hello(&hello, &keys, server_job) {
+    let whole = hello == sent && greeting == server.greeting();
+    let proven = match server.hello(&hello, None, &keys, server_job) {
         Ok(proven) => proven,
         Err(_) => {
             assert!(!whole || jobs % 3 == 2, "a good client was refused");

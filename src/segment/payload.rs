@@ -340,6 +340,40 @@ impl Payload {
         true
     }
 
+    /// The words of the whole memory, and where these bytes of a row are in it.
+    fn words(&self, row: u32, at: u64, len: usize) -> io::Result<(&[AtomicU64], usize)> {
+        self.place(row, at, len).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok((self.memory.words(), (self.start(row) + HEAD + at) as usize))
+    }
+
+    /// Puts bytes into a row for the claim with this number. `false`: it stands no
+    /// more, and nothing was put.
+    ///
+    /// # Errors
+    /// `InvalidInput` for bytes outside of the row.
+    pub fn put_for(&self, serial: u64, row: u32, at: u64, bytes: &[u8]) -> io::Result<bool> {
+        // Held meanwhile, as in `receive_for`.
+        let mut claims = self.claims(row);
+        let Some(claim) = claims.get_mut(&row).filter(|claim| claim.serial == serial) else {
+            return Ok(false);
+        };
+        let (words, start) = self.words(row, at, bytes.len())?;
+        claim.touched = true;
+        super::words::store(words, start, bytes);
+        Ok(true)
+    }
+
+    /// Copies bytes of a row out; a mix if someone writes meanwhile, which the
+    /// version word tells.
+    ///
+    /// # Errors
+    /// `InvalidInput` for bytes outside of the row.
+    pub fn copy_out(&self, row: u32, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let (words, start) = self.words(row, at, into.len())?;
+        super::words::load(words, start, into);
+        Ok(())
+    }
+
     /// Copies bytes of a row out; a mix if someone writes meanwhile. `false`:
     /// they are not inside of the row.
     #[cfg(test)]

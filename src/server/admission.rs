@@ -3,17 +3,20 @@
 
 use super::connection::{Connection, Phase};
 use super::meter::Turned;
-use super::worker::{FIRST_CLIENT, HANDSHAKE_TIME, Worker};
-use crate::auth::{self, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
+use super::strangers::Stranger;
+use super::worker::{FIRST_CLIENT, HANDSHAKE_TIME, TLS_COSTS, Worker};
+use crate::auth::{self, BINDING_LEN, Binding, Denial, HELLO_LEN, MAGIC, ServerHandshake, Welcome};
 use crate::engine::Newcomer;
+use crate::tls;
 use mio::net::TcpStream;
 use mio::{Interest, Token};
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 impl Worker {
     /// Sends a greeting to a client that has connected.
-    pub(super) fn welcome_stranger(&mut self, stream: TcpStream) {
+    pub(super) fn welcome_stranger(&mut self, stream: TcpStream, host: IpAddr) {
         let mut nonce = [0; 32];
         if let Err(error) = getrandom::fill(&mut nonce) {
             tracing::error!(%error, "no random numbers; a client is dropped");
@@ -21,7 +24,7 @@ impl Worker {
         }
         self.serial = self.serial.wrapping_add(1);
         let serial = self.serial;
-        let handshake = ServerHandshake::new(nonce);
+        let handshake = ServerHandshake::new(nonce, self.shared.tls);
         let greeting = handshake.greeting();
         let entry = self.clients.vacant_entry();
         let key = entry.key();
@@ -38,34 +41,54 @@ impl Worker {
             self.clients.remove(key);
             return;
         }
-        self.strangers.push_back((Instant::now() + HANDSHAKE_TIME, key, serial));
-        if self.strangers.len() > self.shared.most_strangers
-            && let Some((_, key, serial)) = self.strangers.pop_front()
-            && self.drop_stranger(key, serial, "made room for newer strangers")
+        let stranger = Stranger { until: Instant::now() + HANDSHAKE_TIME, key, serial };
+        if let Some(gone) = self.strangers.push(stranger, Some(host))
+            && self.drop_stranger(gone.key, gone.serial, "made room for newer strangers")
         {
             self.shared.tolls.turn(Turned::Crowded);
         }
     }
 
     pub(super) fn handle_hello(&mut self, key: usize, bytes: &[u8]) -> usize {
-        let Phase::Handshake(handshake) = &self.clients[key].phase else {
+        let client = &mut self.clients[key];
+        let Phase::Handshake(handshake) = &client.phase else {
             return 0;
         };
+        if let (Some(acceptor), Some(&tls::FIRST_BYTE)) = (&self.shared.acceptor, bytes.first())
+            && !client.is_encrypted()
+        {
+            self.patience = self.patience.saturating_sub(TLS_COSTS);
+            if let Err(error) = client.encrypt(acceptor, bytes) {
+                tracing::debug!(%error, "no TLS with a stranger");
+                self.shared.tolls.turn(Turned::Stranger);
+                self.close(key, "speaks no TLS that is spoken here");
+            }
+            return bytes.len();
+        }
         let n = bytes.len().min(MAGIC.len());
         if bytes[..n] != MAGIC[..n] {
             self.shared.tolls.turn(Turned::Stranger);
             self.close(key, "is no farcell client");
             return 0;
         }
-        let Some(hello) = bytes.first_chunk::<HELLO_LEN>() else {
+        let Some((hello, rest)) = bytes.split_first_chunk::<HELLO_LEN>() else {
             return 0;
         };
+        // What comes by TLS comes when its handshake is over, so that there is one.
+        let ours = client.binding();
+        let theirs = rest.first_chunk::<BINDING_LEN>().map(|bytes| Binding::new(*bytes));
+        let bound = match (&theirs, &ours) {
+            (Some(theirs), Some(ours)) => Some((theirs, ours)),
+            (None, _) if client.is_encrypted() => return 0,
+            _ => None,
+        };
+        let len = if bound.is_some() { HELLO_LEN + BINDING_LEN } else { HELLO_LEN };
         let handshake = handshake.clone();
-        let denial = match handshake.hello(hello, &self.shared.keys, self.shared.job) {
+        let denial = match handshake.hello(hello, bound, &self.shared.keys, self.shared.job) {
             Ok(proven) if self.is_full_for(&proven) => Denial::Full,
             Ok(proven) => {
                 self.admit(key, &handshake, &proven);
-                return HELLO_LEN;
+                return len;
             }
             Err(Some(denial)) => denial,
             Err(None) => {
@@ -83,7 +106,7 @@ impl Worker {
         }
         client.queue(&auth::denial(denial));
         self.finish(key);
-        HELLO_LEN
+        len
     }
 
     /// Whether there is no place for this client. Who has a session already

@@ -4,14 +4,13 @@
 use super::connection::Phase;
 use super::loopback::{ServerActor, take_unclear};
 use super::meter::bump;
+use super::pipe::Pipe;
 use super::worker::Worker;
 use crate::auth::{Proven, ServerHandshake, Welcome};
 use crate::engine::{Begun, Brought, Engine, Out, SharedSession, SlotRow, Writing, lock};
 use crate::wire::slots::{self, ANSWER, BEGIN, COMMIT, REMOTE, SlotRequest, SlotTag};
 use crate::wire::{Refusal, Tag, Violation};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 
 /// Bytes that go through one connection before the others have their turn.
 const TURN: usize = 512 << 10;
@@ -107,20 +106,20 @@ impl Bulk {
     fn work(
         &mut self,
         engine: &Engine<ServerActor>,
-        socket: BorrowedFd<'_>,
+        pipe: &mut Pipe<'_>,
         scratch: &mut [u8],
         out: &mut Out,
     ) -> Result<(), Stop> {
         let mut turn = TURN;
         while turn > 0 {
             let moved = if self.sent < self.outbox.len() {
-                self.send(socket)?
+                self.send(pipe)?
             } else if self.going.is_some() {
-                self.send_row(engine, socket)?
+                self.send_row(engine, pipe, scratch)?
             } else if self.coming.is_some() {
-                self.receive(socket, scratch)?
+                self.receive(pipe, scratch)?
             } else {
-                self.receive_head(engine, socket, out)?
+                self.receive_head(engine, pipe, out)?
             };
             turn = turn.saturating_sub(moved);
             if let Some((request, _)) = self.coming
@@ -136,13 +135,9 @@ impl Bulk {
         Ok(())
     }
 
-    fn send(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Stop> {
-        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        if self.going.is_some() {
-            // The bytes follow at once, in the same packet if they are few.
-            flags |= SendFlags::MORE;
-        }
-        let n = send(socket, &self.outbox[self.sent..], flags).map_err(io::Error::from)?;
+    fn send(&mut self, pipe: &mut Pipe<'_>) -> Result<usize, Stop> {
+        // The bytes follow at once, in the same packet if they are few.
+        let n = pipe.send(&self.outbox[self.sent..], self.going.is_some())?;
         self.sent += n;
         self.moved.bytes_out += n as u64;
         if self.sent == self.outbox.len() {
@@ -155,14 +150,15 @@ impl Bulk {
     fn send_row(
         &mut self,
         engine: &Engine<ServerActor>,
-        socket: BorrowedFd<'_>,
+        pipe: &mut Pipe<'_>,
+        scratch: &mut [u8],
     ) -> Result<usize, Stop> {
         let Some((row, at, left, before)) = &mut self.going else {
             return Ok(0);
         };
         // Behind the last of them comes the version word.
-        let n =
-            row.payload.send(row.row, *at, (*left).min(PIECE) as usize, *left <= PIECE, socket)?;
+        let piece = (row.row, *at, (*left).min(PIECE) as usize);
+        let n = pipe.send_row(&row.payload, piece, *left <= PIECE, scratch)?;
         *at += n as u64;
         *left -= n as u64;
         self.moved.bytes_out += n as u64;
@@ -174,23 +170,23 @@ impl Bulk {
         Ok(n)
     }
 
-    fn receive(&mut self, socket: BorrowedFd<'_>, scratch: &mut [u8]) -> Result<usize, Stop> {
+    fn receive(&mut self, pipe: &mut Pipe<'_>, scratch: &mut [u8]) -> Result<usize, Stop> {
         let Some((_, at)) = &mut self.coming else {
             return Ok(0);
         };
-        let mut most = self.left.min(PIECE) as usize;
+        let mut most = (self.left.min(PIECE) as usize).min(pipe.most(scratch));
         let mut received = None;
         if let (Some(writing), None) = (&self.writing, &self.refused) {
             let row = &writing.row;
-            received = row.payload.receive_for(writing.serial, row.row, *at, most, socket)?;
+            let claim = (&*row.payload, writing.serial);
+            received = pipe.receive_row(claim, (row.row, *at, most), scratch)?;
         }
         let n = match received {
             Some(n) => n,
             // They are not wanted, but what comes behind them is.
             None => {
                 most = most.min(scratch.len());
-                let thrown = recv(socket, &mut scratch[..most], RecvFlags::DONTWAIT);
-                thrown.map_err(io::Error::from)?.0
+                pipe.recv(&mut scratch[..most])?
             }
         };
         if n == 0 {
@@ -207,13 +203,12 @@ impl Bulk {
     fn receive_head(
         &mut self,
         engine: &Engine<ServerActor>,
-        socket: BorrowedFd<'_>,
+        pipe: &mut Pipe<'_>,
         out: &mut Out,
     ) -> Result<usize, Stop> {
-        let n = match recv(socket, &mut self.head[self.filled..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Err(Stop::Over("closed the connection")),
-            Ok((_, n)) => n,
-            Err(e) => return Err(io::Error::from(e).into()),
+        let n = match pipe.recv(&mut self.head[self.filled..])? {
+            0 => return Err(Stop::Over("closed the connection")),
+            n => n,
         };
         self.filled += n;
         self.moved.bytes_in += n as u64;
@@ -400,7 +395,12 @@ impl Worker {
             Some(session) => {
                 self.clients[key].phase =
                     Phase::Beside(Box::new(Bulk::new(session, resume.session)));
-                self.serve_beside(key);
+                self.flush(key);
+                // Not at once: the buffer is in use, by whoever read the hello, and
+                // a client that is quick has sent its first request by now.
+                if let Some(client) = self.clients.get(key) {
+                    self.again.push((key, client.serial));
+                }
             }
             None => self.finish(key),
         }
@@ -420,7 +420,7 @@ impl Worker {
         }
         let serial = client.serial;
         let waiting = client.waiting() > 0;
-        let (Phase::Beside(bulk), socket) = client.parts() else {
+        let (Phase::Beside(bulk), mut pipe) = client.parts() else {
             return false;
         };
         if waiting {
@@ -429,7 +429,7 @@ impl Worker {
         let id = bulk.id;
         take_unclear();
         let engine = &self.shared.engine;
-        let result = bulk.work(engine, socket.as_fd(), &mut self.scratch, &mut self.out);
+        let result = bulk.work(engine, &mut pipe, &mut self.scratch, &mut self.out);
         let (moved, meter) = (std::mem::take(&mut bulk.moved), &self.shared.meters[self.index]);
         bump(&meter.message_bytes_in, moved.bytes_in);
         bump(&meter.message_bytes_out, moved.bytes_out);
@@ -467,6 +467,7 @@ mod tests {
     use crate::wire::Header;
     use proptest::prelude::*;
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::time::Duration;
@@ -497,7 +498,7 @@ mod tests {
                 break;
             }
             while stop.is_none() {
-                match bulk.work(&engine, server.as_fd(), &mut scratch, &mut out) {
+                match bulk.work(&engine, &mut Pipe::Plain(server.as_fd()), &mut scratch, &mut out) {
                     Ok(()) | Err(Stop::Again) => {}
                     Err(Stop::Blocked) => break,
                     Err(other) => stop = Some(other),

@@ -1,13 +1,16 @@
 //! One client's socket and what waits to go through it.
 
 use super::bulk::Bulk;
-use crate::auth::ServerHandshake;
+use super::pipe::{Pipe, seal, unseal};
+use crate::auth::{Binding, ServerHandshake};
 use crate::engine::SharedSession;
+use crate::tls::{Acceptor, Channel};
 use mio::net::TcpStream;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Bytes that may wait to be sent before a client's further requests have to
@@ -41,6 +44,8 @@ pub enum Phase {
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
+    /// What the stream's bytes go through, if the client encrypts.
+    tls: Option<Box<Channel>>,
     /// Tells it from others that had the same key in the table before.
     pub serial: u32,
     /// How far it has come.
@@ -59,6 +64,7 @@ impl Connection {
     pub fn new(stream: TcpStream, serial: u32, handshake: ServerHandshake) -> Connection {
         Connection {
             stream,
+            tls: None,
             serial,
             phase: Phase::Handshake(Box::new(handshake)),
             inbox: Vec::new(),
@@ -73,9 +79,35 @@ impl Connection {
         &mut self.stream
     }
 
-    /// How far it has come, and its socket.
-    pub fn parts(&mut self) -> (&mut Phase, &TcpStream) {
-        (&mut self.phase, &self.stream)
+    /// How far it has come, and the way to it.
+    pub fn parts(&mut self) -> (&mut Phase, Pipe<'_>) {
+        let pipe = match &mut self.tls {
+            None => Pipe::Plain(self.stream.as_fd()),
+            Some(tls) => Pipe::Sealed(tls, self.stream.as_fd()),
+        };
+        (&mut self.phase, pipe)
+    }
+
+    /// Encrypts from here on: these were the first bytes of it.
+    ///
+    /// # Errors
+    /// They are no TLS, or the connection is broken.
+    pub fn encrypt(&mut self, acceptor: &Acceptor, bytes: &[u8]) -> io::Result<()> {
+        let tls = self.tls.insert(Box::new(acceptor.accept()?));
+        let fed = tls.feed(bytes);
+        // Its answer, or why there is none.
+        self.flush()?;
+        fed
+    }
+
+    /// Whether the client encrypts.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// What only the two ends of its TLS connection know, if it has one.
+    pub fn binding(&self) -> Option<Binding> {
+        self.tls.as_ref().and_then(|tls| tls.binding())
     }
 
     /// Reads what has come. 0 bytes: the client has closed its side.
@@ -83,6 +115,14 @@ impl Connection {
     /// # Errors
     /// As read(2): `EAGAIN` when there is nothing, `ECONNRESET`, ...
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(tls) = &mut self.tls {
+            let read = unseal(tls, self.stream.as_fd(), buffer);
+            if tls.owes() {
+                // A part of its handshake, or why it ends.
+                self.flush()?;
+            }
+            return read;
+        }
         loop {
             // Straight to the system, here and in `write`: libc makes every
             // call of a process with threads a point of cancellation.
@@ -99,9 +139,13 @@ impl Connection {
         self.waiting() > MOST_WAITING
     }
 
-    /// How many bytes wait to be sent.
+    /// How many bytes wait to be sent; what is encrypted already counts as one.
     pub fn waiting(&self) -> usize {
-        self.outbox.len() - self.sent
+        self.outbox.len() - self.sent + usize::from(self.owes())
+    }
+
+    fn owes(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.owes())
     }
 
     /// Puts bytes behind those that wait.
@@ -118,7 +162,7 @@ impl Connection {
             self.queue(bytes);
             return self.flush();
         }
-        let sent = write(&self.stream, bytes)?;
+        let sent = self.write(bytes)?;
         self.written += sent;
         self.queue(&bytes[sent..]);
         Ok(())
@@ -141,9 +185,15 @@ impl Connection {
     /// The connection is broken.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.outbox.is_empty() {
-            return Ok(());
+            return match self.owes() {
+                true => self.write(&[]).map(drop),
+                false => Ok(()),
+            };
         }
-        let sent = write(&self.stream, &self.outbox[self.sent..])?;
+        let outbox = std::mem::take(&mut self.outbox);
+        let sent = self.write(&outbox[self.sent..]);
+        self.outbox = outbox;
+        let sent = sent?;
         self.sent += sent;
         self.written += sent;
         if self.sent == self.outbox.len() {
@@ -155,6 +205,14 @@ impl Connection {
             self.sent = 0;
         }
         Ok(())
+    }
+
+    /// Writes until all is written or the socket is full.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => write(&self.stream, bytes),
+            Some(tls) => seal(tls, self.stream.as_fd(), bytes),
+        }
     }
 
     /// Tells the client that nothing more will come. It closes in turn, and

@@ -37,7 +37,7 @@ pub(crate) fn tokens(input: &mut Input<'_>) {
         let [what, at, by] = input.array();
         let mut bytes = match what & 3 {
             0 => input.piece().to_vec(),
-            _ => record.token.to_vec(),
+            _ => record.token.expose().to_vec(),
         };
         if what & 2 != 0
             && let Some(byte) = bytes.get_mut(usize::from(at))
@@ -51,7 +51,7 @@ pub(crate) fn tokens(input: &mut Input<'_>) {
         let lives = what & 8 == 0;
         let given = Cell::new(false);
         shm.hand_out(then, |_| lives, |_| given.set(true));
-        let is_token = bytes == record.token;
+        let is_token = bytes == record.token.expose();
         assert_eq!(given.get(), good && is_token && lives && !late);
         // Good once, whatever became of it.
         good &= !is_token;

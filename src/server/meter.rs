@@ -78,10 +78,14 @@ pub(super) enum Turned {
     Slow = 6,
     /// Newer ones needed the room.
     Crowded = 7,
+    /// It did not encrypt, which is required here.
+    Clear = 8,
+    /// Somebody stood in between.
+    Intercepted = 9,
 }
 
 impl Turned {
-    pub const ALL: [Turned; 8] = [
+    pub const ALL: [Turned; 10] = [
         Turned::Version,
         Turned::Key,
         Turned::Full,
@@ -90,6 +94,8 @@ impl Turned {
         Turned::Stranger,
         Turned::Slow,
         Turned::Crowded,
+        Turned::Clear,
+        Turned::Intercepted,
     ];
 
     /// A label of metrics: the same for ever.
@@ -104,6 +110,8 @@ impl Turned {
             Turned::Stranger => "not_farcell",
             Turned::Slow => "timeout",
             Turned::Crowded => "crowded_out",
+            Turned::Clear => "not_encrypted",
+            Turned::Intercepted => "intercepted",
         }
     }
 }
@@ -116,6 +124,8 @@ impl From<Denial> for Turned {
             Denial::Full => Turned::Full,
             Denial::GoingAway => Turned::GoingAway,
             Denial::Job => Turned::Job,
+            Denial::TlsRequired => Turned::Clear,
+            Denial::Intercepted => Turned::Intercepted,
         }
     }
 }

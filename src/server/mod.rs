@@ -7,22 +7,27 @@ mod connection;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzz;
 mod keep;
+mod limits;
 mod listen;
 mod loopback;
 mod meter;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod pace;
+mod pipe;
 mod rdma;
+mod secure;
 mod shm;
+mod strangers;
 mod traffic;
 mod worker;
 
 pub use listen::DEFAULT_BIND;
 pub(crate) use rdma::NOTE_BYTES;
+pub(crate) use secure::CLEAR;
 pub(crate) use shm::{DESK_PLACES, WATCHED_IN_WORD, address_of, boot_id, named_socket, random};
 
-use crate::auth::{Domain, Job, Key, Keys};
+use crate::auth::{Domain, Job, Key, Keys, Tls};
 use crate::catalog::{CatalogError, Form, Kind};
 use crate::engine::{Counts, Engine, Roster};
 use crate::error::{Error, Result};
@@ -30,15 +35,16 @@ use crate::layout::{MAX_CELLS, Shape};
 use crate::rdma::device_name;
 use crate::segment::Segment;
 use crate::state::{Beginning, Origin};
+use crate::tls::Acceptor;
 use crate::verbs;
 use crossbeam::utils::CachePadded;
 use farcell_sys::fork::{self, Generation};
 use keep::{Keep, Keeper};
+use limits::{half_of_memory, raise_file_limit};
 use loopback::ServerActor;
 use meter::{Meter, Tolls};
 use pace::Pace;
 use rdma::Rdma;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shm::Shm;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -67,6 +73,9 @@ struct Shared {
     mailboxes: Vec<Mailbox>,
     keys: Keys,
     job: Job,
+    tls: Tls,
+    /// What it takes to encrypt, unless that is off.
+    acceptor: Option<Acceptor>,
     started: Instant,
     /// The same by the clock on the wall.
     #[cfg(feature = "metrics")]
@@ -84,6 +93,8 @@ struct Shared {
     counts: Vec<Arc<CachePadded<Counts>>>,
     meters: Vec<CachePadded<Meter>>,
     tolls: Tolls,
+    /// Threads that bring up RDMA for clients right now.
+    bringing_up: AtomicUsize,
 }
 
 impl Shared {
@@ -103,6 +114,8 @@ pub struct ServerBuilder {
     binds: Vec<String>,
     keys: Keys,
     job: Job,
+    tls: Tls,
+    clear_rdma: bool,
     capacity: Option<u32>,
     keep: Keep,
     workers: Option<usize>,
@@ -117,6 +130,7 @@ pub struct ServerBuilder {
     slot_bytes: Option<u64>,
     #[cfg(feature = "metrics")]
     metrics: Option<String>,
+    max_waits: Option<usize>,
 }
 
 /// Whether a server offers RDMA.
@@ -273,6 +287,7 @@ impl ServerBuilder {
         if self.binds.is_empty() {
             self.binds.push(DEFAULT_BIND.to_owned());
         }
+        let acceptor = self.acceptor()?;
         let files = raise_file_limit();
         let every = self.keep.every();
         let (beginning, snapshots) =
@@ -309,6 +324,9 @@ impl ServerBuilder {
         if let Some(shelf) = shelf {
             engine = engine.shelf(Box::new(shelf));
         }
+        if let Some(most) = self.max_waits {
+            engine = engine.most_waits(most);
+        }
         engine
             .restore_slots(kept)
             .map_err(|(form, e)| catalog_error(form.0.as_str(), form.1, e))?;
@@ -325,6 +343,8 @@ impl ServerBuilder {
             mailboxes,
             keys: self.keys,
             job: self.job,
+            tls: self.tls,
+            acceptor,
             started: Instant::now(),
             #[cfg(feature = "metrics")]
             began: std::time::SystemTime::now(),
@@ -339,6 +359,7 @@ impl ServerBuilder {
             counts: (0..count).map(|_| Arc::default()).collect(),
             meters: (0..count).map(|_| CachePadded::default()).collect(),
             tolls: Tolls::default(),
+            bringing_up: AtomicUsize::new(0),
         });
         let roster = roster.map(|file| Box::new(file) as Box<dyn Roster>);
         shared.engine.take_over(formers, roster);
@@ -387,6 +408,9 @@ impl ServerBuilder {
         let alone = |why| (ServerActor::alone(segment.clone()), None, why);
         let named = match &self.rdma {
             RdmaChoice::Off => return Ok(alone("it was told not to offer it".to_owned())),
+            RdmaChoice::Auto if self.keeps_rdma_off() => {
+                return Ok(alone(format!("TLS is required, and {CLEAR}")));
+            }
             RdmaChoice::Auto => None,
             RdmaChoice::Device(name) => Some(name.as_str()),
         };
@@ -436,6 +460,7 @@ impl ServerBuilder {
 
     fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::BadSetting { what });
+        self.check_secrecy()?;
         if let Some(cells) = self.capacity.filter(|cells| !(8..=MAX_CELLS).contains(cells)) {
             return bad(format!("a capacity of {cells} cells: from 8 to {MAX_CELLS} are possible"));
         }
@@ -448,6 +473,9 @@ impl ServerBuilder {
         if let RdmaChoice::Device(name) = &self.rdma {
             device_name(name)
                 .map_err(|why| Error::BadSetting { what: format!("the RDMA device: {why}") })?;
+        }
+        if self.max_waits == Some(0) {
+            return bad("max-waits: at least 1 is needed".to_owned());
         }
         if self.max_clients == Some(0) {
             return bad("max-clients: at least 1 is needed".to_owned());
@@ -495,6 +523,8 @@ impl Server {
             binds: Vec::new(),
             keys: Keys { full: key, read_only: None },
             job: Job::default(),
+            tls: Tls::Off,
+            clear_rdma: false,
             capacity: None,
             keep: Keep::default(),
             workers: None,
@@ -509,6 +539,7 @@ impl Server {
             slot_bytes: None,
             #[cfg(feature = "metrics")]
             metrics: None,
+            max_waits: None,
         }
     }
 
@@ -667,27 +698,4 @@ pub(crate) fn catalog_error(name: &str, asked: Form, error: CatalogError) -> Err
             Error::Limit { addr: "the server".to_owned(), what: error.to_string() }
         }
     }
-}
-
-/// Half of what this machine has, see sysinfo(2).
-fn half_of_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram.saturating_mul(info.mem_unit.into()) / 2
-}
-
-/// Raises the soft limit of open files to the hard one, and says what it is.
-fn raise_file_limit() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if limit.current != limit.maximum
-        && let Err(error) = setrlimit(Resource::Nofile, wanted)
-    {
-        tracing::warn!(
-            "cannot raise the limit of open files above {:?} ({error}); each client needs one: ulimit -n",
-            limit.current
-        );
-    }
-    getrlimit(Resource::Nofile)
-        .current
-        .map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }

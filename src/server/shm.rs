@@ -9,7 +9,7 @@
 //! Nothing that clients write into the memory is relied upon: a cell is a
 //! number, and what stands in a desk is counted if it is the index of a cell.
 
-use crate::auth::{Access, Domain};
+use crate::auth::{Access, Domain, Secret};
 use crate::engine::lock;
 use crate::layout::header;
 use crate::segment::{Payload, Segment};
@@ -44,7 +44,8 @@ pub(crate) const WATCHED_IN_WORD: u32 = 64;
 struct Grant {
     session: u64,
     writable: bool,
-    echo: [u8; 16],
+    token: Secret<16>,
+    echo: Secret<16>,
     until: Instant,
     /// The memory of these messages; the segment's otherwise.
     payload: Option<Weak<Payload>>,
@@ -64,7 +65,8 @@ pub(super) struct Shm {
     socket: OwnedFd,
     name: [u8; 16],
     boot: [u8; 16],
-    grants: Mutex<HashMap<[u8; 16], Grant>>,
+    /// By the first half of the token. The whole is compared in constant time.
+    grants: Mutex<HashMap<[u8; 8], Grant>>,
     /// By session: where its client writes down on which cells it sleeps.
     desks: RwLock<HashMap<u64, Segment>>,
     /// Somebody was given memory to write.
@@ -92,6 +94,19 @@ pub(crate) fn named_socket(name: &[u8; 16]) -> io::Result<OwnedFd> {
 pub(crate) fn address_of(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
     let text = format!("farcell-{:032x}", u128::from_be_bytes(*name));
     Ok(SocketAddrUnix::new_abstract_name(text.as_bytes())?)
+}
+
+/// The part of a token that it is found by. What the search for it tells by its time
+/// is nothing about the other half.
+fn half(token: &Secret<16>) -> [u8; 8] {
+    let mut half = [0; 8];
+    half.copy_from_slice(&token.expose()[..8]);
+    half
+}
+
+/// A token and an echo.
+fn secrets() -> Result<(Secret<16>, Secret<16>), String> {
+    Ok((Secret::new(random()?), Secret::new(random()?)))
 }
 
 /// 16 random bytes.
@@ -156,14 +171,14 @@ impl Shm {
     /// # Errors
     /// Why not, in words.
     pub fn grant(&self, session: u64, access: Access, now: Instant) -> Result<ShmRecord, String> {
-        let (token, echo) = (random()?, random()?);
+        let (token, echo) = secrets()?;
         let writable = self.changes && access == Access::ReadWrite;
         let until = now + TOKEN_TIME;
-        let grant = Grant { session, writable, echo, until, payload: None };
+        let grant = Grant { session, writable, token, echo, until, payload: None };
         let mut grants = lock(&self.grants);
         let goes = |old: &Grant| old.session == session && old.payload.is_none();
         grants.retain(|_, old| !goes(old) && old.until > now);
-        grants.insert(token, grant);
+        grants.insert(half(&token), grant);
         drop(grants);
         let length = |file: io::Result<&File>| {
             file.and_then(|f| f.metadata()).map(|m| m.len()).map_err(|e| e.to_string())
@@ -198,18 +213,18 @@ impl Shm {
         payload: &Arc<Payload>,
         now: Instant,
     ) -> Result<ShmSlotsAnswer, String> {
-        let (token, echo) = (random()?, random()?);
+        let (token, echo) = secrets()?;
         // Bytes are changed by whoever has claimed the row, in any domain.
         let writable = payload.is_sealed() && access == Access::ReadWrite;
         let bytes = payload.file().and_then(|f| f.metadata()).map_err(|e| e.to_string())?.len();
         let (until, weak) = (now + TOKEN_TIME, Some(Arc::downgrade(payload)));
-        let grant = Grant { session, writable, echo, until, payload: weak };
+        let grant = Grant { session, writable, token, echo, until, payload: weak };
         let mut grants = lock(&self.grants);
         grants.retain(|_, old| old.until > now);
         if grants.values().filter(|old| old.session == session).count() >= TOKENS {
             return Err(format!("the client has {TOKENS} tokens that it has not shown yet"));
         }
-        grants.insert(token, grant);
+        grants.insert(half(&token), grant);
         let (name, writable, reserved) = (self.name, writable.into(), [0; 6]);
         let sealed = payload.is_sealed().into();
         Ok(ShmSlotsAnswer { name, token, echo, bytes, writable, sealed, reserved })
@@ -231,10 +246,12 @@ impl Shm {
             let Some(token) = bytes[..n.min(17)].first_chunk::<16>().filter(|_| n == 16) else {
                 continue;
             };
-            let Some(grant) = lock(&self.grants).remove(token) else {
+            let token = Secret::new(*token);
+            // Also one of which only a half is right is gone: it was guessed.
+            let Some(grant) = lock(&self.grants).remove(&half(&token)) else {
                 continue;
             };
-            if grant.until <= now || !lives(grant.session) {
+            if !grant.token.is(&token) || grant.until <= now || !lives(grant.session) {
                 continue;
             }
             match self.send(&grant, from) {
@@ -290,7 +307,7 @@ impl Shm {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(files));
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg_addr(&self.socket, to, &[IoSlice::new(&grant.echo)], &mut control, flags)?;
+        sendmsg_addr(&self.socket, to, &[IoSlice::new(grant.echo.expose())], &mut control, flags)?;
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Frames in and out of the clients of a worker.
 
+use super::Shared;
 use super::connection::Phase;
 use super::loopback::take_unclear;
 use super::meter::bump;
@@ -11,7 +12,33 @@ use mio::Interest;
 use mio::unix::SourceFd;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// Threads that bring up RDMA for clients at a time.
+const MOST_BRINGING_UP: usize = 64;
+/// What further clients are told.
+const BUSY: &str = "the server: it brings up RDMA for 64 others right now; connect again to try";
+
+/// A place among those threads.
+struct BringingUp(Arc<Shared>);
+
+impl BringingUp {
+    fn take(shared: &Arc<Shared>) -> Option<BringingUp> {
+        // Relaxed, here and below: a count, and nothing is published by it.
+        let order = Ordering::Relaxed;
+        let more = |n: usize| (n < MOST_BRINGING_UP).then_some(n + 1);
+        shared.bringing_up.fetch_update(order, order, more).ok()?;
+        Some(BringingUp(shared.clone()))
+    }
+}
+
+impl Drop for BringingUp {
+    fn drop(&mut self) {
+        self.0.bringing_up.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Worker {
     /// Clients have changed cells by themselves, and someone waits for them.
@@ -72,7 +99,12 @@ impl Worker {
                     .and_then(|array| self.shared.engine.slot_payload(&lock(&session), array));
                 let (rdma, shared) = (rdma.clone(), self.shared.clone());
                 let (route, worker) = (self.route(key, serial), self.index);
+                let Some(place) = BringingUp::take(&self.shared) else {
+                    wire::push(&mut answer, Tag::RdmaRefused, id, &[BUSY.as_bytes()]);
+                    return self.send(key, &answer);
+                };
                 let register = move || {
+                    let _place = place;
                     let made = payload
                         .ok_or_else(|| "no array of slots has that number".to_owned())
                         .and_then(|payload| rdma.register(number, &payload));
@@ -101,7 +133,12 @@ impl Worker {
                 let (rdma, shared) = (rdma.clone(), self.shared.clone());
                 let (offer, route, worker) =
                     (payload.to_vec(), self.route(key, serial), self.index);
+                let Some(place) = BringingUp::take(&self.shared) else {
+                    wire::push(&mut answer, Tag::RdmaRefused, id, &[BUSY.as_bytes()]);
+                    return self.send(key, &answer);
+                };
                 let connect = move || {
+                    let _place = place;
                     let made = rdma.connect(number, access, &offer, local);
                     if made.is_ok() {
                         shared.engine.set_way(number, Way::Rdma);
@@ -305,6 +342,15 @@ impl Worker {
     pub(super) fn receive(&mut self, key: usize) {
         if self.serve_beside(key) {
             return;
+        }
+        if let Some(client) = self.clients.get(key)
+            && matches!(client.phase, Phase::Handshake(_))
+        {
+            if self.patience == 0 {
+                self.again.push((key, client.serial));
+                return;
+            }
+            self.patience -= 1;
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         for turn in 0.. {

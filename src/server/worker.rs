@@ -4,6 +4,7 @@ use super::Shared;
 use super::alarm::Alarm;
 use super::connection::{Connection, Phase};
 use super::meter::{Meter, Turned};
+use super::strangers::{Stranger, Strangers};
 use crate::auth::{self, Denial};
 use crate::engine::{Out, Route, lock};
 use crate::wire::{self, Tag};
@@ -12,8 +13,8 @@ use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use slab::Slab;
-use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,6 +40,13 @@ const TICK_EVERY: Duration = Duration::from_millis(250);
 const LINGER: Duration = Duration::from_millis(500);
 /// How long accepting rests when there are no file descriptors left.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Connections that are accepted before those that are there have their turn.
+const ACCEPTS_IN_TURN: usize = 64;
+/// What strangers may cost a worker before the others have their turn: to look at
+/// what one has said costs 1, to begin TLS with it costs [`TLS_COSTS`].
+const PATIENCE: u32 = 64;
+/// About a quarter of a millisecond.
+pub(super) const TLS_COSTS: u32 = 16;
 /// Complaints about clients that go to the log in a second.
 const COMPLAINTS: u32 = 10;
 /// Reads from one client before the others have their turn.
@@ -49,8 +57,8 @@ const SCRATCH: usize = 256 << 10;
 /// A message from another thread.
 #[derive(Debug)]
 pub enum Mail {
-    /// Look after this client.
-    Client(std::net::TcpStream),
+    /// Look after this client, which comes from there.
+    Client(std::net::TcpStream, IpAddr),
     /// Send this to that client.
     Send(Route, Vec<u8>),
     /// The answer of a wait, for that client, and when the server heard of the
@@ -92,8 +100,10 @@ pub struct Worker {
     pub(super) next_worker: usize,
     pub(super) clients: Slab<Connection>,
     pub(super) serial: u32,
-    /// Clients that have yet to prove themselves, oldest first.
-    pub(super) strangers: VecDeque<(Instant, usize, u32)>,
+    /// Clients that have yet to prove themselves.
+    pub(super) strangers: Strangers,
+    /// What strangers may still cost before the others have their turn.
+    pub(super) patience: u32,
     /// Clients with more to read, when the others have had their turn.
     pub(super) again: Vec<(usize, u32)>,
     /// There may be more doorbells, and no event will say so.
@@ -148,6 +158,7 @@ impl Worker {
             poll.registry().register(&mut SourceFd(&fd), MEMORY, Interest::READABLE)?;
         }
         let alarm = Alarm::new()?;
+        let strangers = Strangers::new(shared.most_strangers);
         // Edge-triggered, and set anew each time: it need not be read.
         let source = &mut SourceFd(&alarm.timer.as_raw_fd());
         poll.registry().register(source, ALARM, Interest::READABLE)?;
@@ -162,7 +173,8 @@ impl Worker {
             next_worker: 0,
             clients: Slab::new(),
             serial: 0,
-            strangers: VecDeque::new(),
+            strangers,
+            patience: PATIENCE,
             again: Vec::new(),
             bells_again: false,
             scratch: vec![0; SCRATCH],
@@ -184,7 +196,10 @@ impl Worker {
         let mut next_sweep = last_active;
         loop {
             let spinning = now.duration_since(last_active) < self.shared.spin;
-            let more = self.bells_again || self.shared.engine.is_untidy();
+            let more = self.bells_again
+                || self.shared.engine.is_untidy()
+                || self.accept_again.is_some_and(|at| at <= now);
+            self.patience = PATIENCE;
             let timeout = if spinning || more || !self.again.is_empty() {
                 Some(Duration::ZERO)
             } else {
@@ -267,11 +282,7 @@ impl Worker {
 
     pub(super) fn tick(&mut self, now: Instant) {
         self.leaving.retain(|(until, _)| *until > now);
-        while let Some(&(deadline, key, serial)) = self.strangers.front() {
-            if deadline > now {
-                break;
-            }
-            self.strangers.pop_front();
+        while let Some(Stranger { key, serial, .. }) = self.strangers.overdue(now) {
             if self.drop_stranger(key, serial, "did not prove itself in time") {
                 self.shared.tolls.turn(Turned::Slow);
             }
@@ -320,18 +331,19 @@ impl Worker {
     }
 
     pub(super) fn accept(&mut self, i: usize) {
-        loop {
+        for _ in 0..ACCEPTS_IN_TURN {
             let Some(listener) = self.listeners.get(i) else {
                 return;
             };
             match listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, addr)) => {
+                    let host = addr.ip();
                     let worker = self.next_worker;
                     self.next_worker = (worker + 1) % self.shared.mailboxes.len();
                     if worker == self.index {
-                        self.welcome_stranger(stream);
+                        self.welcome_stranger(stream, host);
                     } else {
-                        self.shared.mailboxes[worker].post(Mail::Client(stream.into()));
+                        self.shared.mailboxes[worker].post(Mail::Client(stream.into(), host));
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -348,12 +360,16 @@ impl Worker {
                 }
             }
         }
+        // There may be more, and no event will say so.
+        self.accept_again = Some(self.now);
     }
 
     pub(super) fn read_mail(&mut self) {
         while let Some(mail) = self.shared.mailboxes[self.index].queue.pop() {
             match mail {
-                Mail::Client(stream) => self.welcome_stranger(TcpStream::from_std(stream)),
+                Mail::Client(stream, host) => {
+                    self.welcome_stranger(TcpStream::from_std(stream), host);
+                }
                 Mail::Send(route, frame) => {
                     if let Some(key) = self.client_of(route) {
                         self.send(key, &frame);

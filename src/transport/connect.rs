@@ -1,11 +1,14 @@
 //! From an address to a connection with a session.
 
+use super::socket::Socket;
 use crate::addr::resolve;
 use crate::auth::{
-    ClientHandshake, Denial, GREETING_LEN, HandshakeError, Job, Key, Resume, WELCOME_LEN, Welcome,
-    may_be_greeting, version_of,
+    ClientHandshake, Denial, GREETING_LEN, HandshakeError, Job, Key, Resume, Tls, WELCOME_LEN,
+    Welcome, may_be_greeting, offered, version_of,
 };
+use crate::engine::lock;
 use crate::error::{Error, Result, seconds};
+use crate::tls;
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,13 +28,15 @@ pub(crate) struct Target {
     pub key_source: String,
     /// The job that we belong to, or nothing.
     pub job: String,
+    /// Whether to encrypt.
+    pub tls: Tls,
     /// How long one attempt may take.
     pub timeout: Duration,
 }
 
 /// Connects to the first address of the target that takes it, and shakes
 /// hands. Blocks for the target's timeout at most.
-pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(TcpStream, Welcome)> {
+pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(Socket, Welcome)> {
     let deadline = soon_enough(target.timeout);
     let mut last = None;
     let addrs = resolve(&target.addr)?;
@@ -43,9 +48,7 @@ pub(crate) fn connect(target: &Target, resume: Resume) -> Result<(TcpStream, Wel
         // One that is silent must leave time for those behind it.
         let share = left / (addrs.len() - i) as u32;
         match TcpStream::connect_timeout(&addr, share) {
-            Ok(stream) => {
-                return shake_hands(target, &stream, addr, resume, deadline).map(|w| (stream, w));
-            }
+            Ok(stream) => return shake_hands(target, stream, addr, resume, deadline),
             Err(e) => last = Some((addr, e)),
         }
     }
@@ -80,11 +83,11 @@ pub(crate) fn plain(e: &io::Error) -> String {
 
 fn shake_hands(
     target: &Target,
-    stream: &TcpStream,
+    stream: TcpStream,
     addr: SocketAddr,
     resume: Resume,
     deadline: Instant,
-) -> Result<Welcome> {
+) -> Result<(Socket, Welcome)> {
     let broke = |e: io::Error| match e.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Unreachable {
             addr: target.addr.clone(),
@@ -99,22 +102,50 @@ fn shake_hands(
         },
         _ => Error::Unreachable { addr: target.addr.clone(), why: plain(&e) },
     };
-    prepare(stream).map_err(broke)?;
-    let greeting = read_greeting(&target.addr, target.timeout, stream, addr, deadline)?;
+    prepare(&stream).map_err(broke)?;
+    let greeting = read_greeting(&target.addr, target.timeout, &stream, addr, deadline)?;
+    let explain = |e| explain(target, e);
+    let socket = match wants_tls(target, offered(&greeting, target.tls).map_err(explain)?)? {
+        false => Socket::plain(stream),
+        true => Socket::encrypt(stream, deadline).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidData | io::ErrorKind::Other => {
+                Error::Tls { addr: target.addr.clone(), what: e.to_string() }
+            }
+            _ => broke(e),
+        })?,
+    };
+    let binding = socket.tls().and_then(|tls| lock(tls).binding());
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::os("asking for random numbers", e.into()))?;
-    let explain = |e| explain(target, e);
     let job = Job::new(&target.job);
-    let handshake =
-        ClientHandshake::new(&greeting, nonce, resume, &target.key, job).map_err(explain)?;
-    (&*stream).write_all(&handshake.hello()).map_err(broke)?;
+    let handshake = ClientHandshake::new(&greeting, nonce, resume, &target.key, job, binding)
+        .map_err(explain)?;
+    (&socket).write_all(&handshake.hello()).map_err(broke)?;
     let mut welcome = [0; WELCOME_LEN];
-    set_read_timeout(stream, deadline).map_err(broke)?;
-    (&*stream).read_exact(&mut welcome).map_err(broke)?;
+    socket.set_read_timeout(Some(left_until(deadline))).map_err(broke)?;
+    (&socket).read_exact(&mut welcome).map_err(broke)?;
     let welcome = handshake.welcome(&welcome).map_err(explain)?;
-    stream.set_read_timeout(None).map_err(broke)?;
-    Ok(welcome)
+    socket.set_read_timeout(None).map_err(broke)?;
+    Ok((socket, welcome))
 }
+
+/// Whether to encrypt where the server offers that.
+fn wants_tls(target: &Target, offered: Tls) -> Result<bool> {
+    let no = |what: &str| Err(Error::Tls { addr: target.addr.clone(), what: what.to_owned() });
+    match (target.tls, offered) {
+        (Tls::Off, Tls::Require) => no(REQUIRED),
+        (Tls::Off, _) | (_, Tls::Off) => Ok(false),
+        (Tls::Auto, Tls::Auto) => Ok(tls::IS_BUILT),
+        _ if tls::IS_BUILT => Ok(true),
+        _ => no(tls::NOT_BUILT),
+    }
+}
+
+/// What the server wants.
+const REQUIRED: &str = "the server takes encrypted connections alone, and this client was told not to encrypt; connect with --tls auto or FARCELL_TLS=auto";
+
+/// What we want.
+const NOT_OFFERED: &str = "it is required here, and the server offers none, or somebody in between has taken the offer away; start the server with --tls auto or --tls require";
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
@@ -125,10 +156,10 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }
 
-fn set_read_timeout(stream: &TcpStream, deadline: Instant) -> io::Result<()> {
+fn left_until(deadline: Instant) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now());
     // 0 would mean "for ever".
-    stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))
+    left.max(Duration::from_millis(1))
 }
 
 /// Reads the server's greeting. What is no farcell server is recognised by
@@ -148,7 +179,7 @@ fn read_greeting(
     let mut asked = false;
     while n < GREETING_LEN {
         let patience = if asked { deadline } else { deadline.min(Instant::now() + SILENCE) };
-        set_read_timeout(stream, patience).map_err(|e| unreachable(plain(&e)))?;
+        stream.set_read_timeout(Some(left_until(patience))).map_err(|e| unreachable(plain(&e)))?;
         match stream.read(&mut bytes[n..]) {
             Ok(0) => {
                 return Err(unreachable("it closed the connection during the greeting".to_owned()));
@@ -239,6 +270,11 @@ fn explain(target: &Target, e: HandshakeError) -> Error {
         }
         HandshakeError::Denied(Denial::Key) => Error::AuthenticationFailed { addr, key },
         HandshakeError::Denied(Denial::Job) => Error::OtherJob { addr, job: target.job.clone() },
+        HandshakeError::Denied(Denial::TlsRequired) => {
+            Error::Tls { addr, what: REQUIRED.to_owned() }
+        }
+        HandshakeError::Denied(Denial::Intercepted) => Error::Intercepted { addr },
+        HandshakeError::NoTls => Error::Tls { addr, what: NOT_OFFERED.to_owned() },
         HandshakeError::Denied(Denial::Full) => Error::ServerFull { addr },
         HandshakeError::Denied(Denial::GoingAway) => Error::ServerGoingAway { addr },
         HandshakeError::Denied(Denial::Version) | HandshakeError::Malformed => {

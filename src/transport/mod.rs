@@ -5,6 +5,7 @@ pub(crate) mod fell;
 pub(crate) mod keeper;
 pub(crate) mod rdma;
 pub(crate) mod shm;
+pub(crate) mod socket;
 pub(crate) mod tcp;
 
 use crate::auth::Welcome;

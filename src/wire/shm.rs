@@ -1,9 +1,10 @@
 //! What is said about shared memory.
 
+use crate::auth::Secret;
 use bytemuck::{Pod, Zeroable};
 
 /// Where a client on the server's machine gets the segment's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ShmRecord {
     /// Which start of which machine this is (`/proc/sys/kernel/random/boot_id`).
@@ -11,9 +12,9 @@ pub struct ShmRecord {
     /// Name of the server's socket, in the abstract namespace.
     pub name: [u8; 16],
     /// What the client says there: good once, and for seconds.
-    pub token: [u8; 16],
+    pub token: Secret<16>,
     /// What the server says to it.
-    pub echo: [u8; 16],
+    pub echo: Secret<16>,
     /// Bytes of the segment's file.
     pub segment: u64,
     /// Bytes of the file that says where the server has waiters.

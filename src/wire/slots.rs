@@ -8,6 +8,7 @@
 //! move it there.
 
 use super::{HEADER, Violation};
+use crate::auth::Secret;
 use crate::catalog::CatalogError;
 use bytemuck::{Pod, Zeroable};
 
@@ -127,15 +128,15 @@ pub struct RdmaSlotsAnswer {
 
 /// Where a client on the server's machine gets the memory of the messages of an
 /// array, as the segment's: see [`ShmRecord`](super::ShmRecord).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct ShmSlotsAnswer {
     /// Name of the server's socket, in the abstract namespace.
     pub name: [u8; 16],
     /// What the client says there: good once, and for seconds.
-    pub token: [u8; 16],
+    pub token: Secret<16>,
     /// What the server says to it.
-    pub echo: [u8; 16],
+    pub echo: Secret<16>,
     /// Bytes of the file.
     pub bytes: u64,
     /// 1: the client may change messages in memory.

@@ -2,7 +2,7 @@
 
 use crate::args::seconds;
 use crate::failure::Failure;
-use farcell::{Client, ClientBuilder, DEFAULT_PORT, TransportChoice};
+use farcell::{Client, ClientBuilder, DEFAULT_PORT, Tls, TransportChoice};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -34,6 +34,11 @@ pub struct Connection {
     /// The RDMA device [env: FARCELL_DEVICE, default: the first that works]
     #[arg(long, global = true, value_name = "NAME[:PORT]")]
     device: Option<String>,
+    /// Encrypt what goes over TCP: off, auto (if the other side does) or require
+    /// (refuse who does not, and RDMA, which cannot be encrypted) [env:
+    /// FARCELL_TLS, default: auto; of `serve`: off]
+    #[arg(long, global = true, value_name = "off|auto|require")]
+    tls: Option<Tls>,
     /// Place of the GID in the port's table [env: FARCELL_GID_INDEX, default:
     /// all are tried]
     #[arg(long, global = true, value_name = "N")]
@@ -78,6 +83,18 @@ impl Connection {
         self.device.clone().or_else(set)
     }
 
+    /// What was said about encryption, by argument or environment.
+    pub fn tls(&self) -> Result<Option<Tls>, Failure> {
+        match (self.tls, std::env::var("FARCELL_TLS")) {
+            (None, Ok(text)) if !text.is_empty() => {
+                let tls =
+                    text.parse().map_err(|why| Failure::Usage(format!("FARCELL_TLS: {why}")))?;
+                Ok(Some(tls))
+            }
+            (tls, _) => Ok(tls),
+        }
+    }
+
     /// Settings of a client of that server.
     pub fn builder(&self) -> Result<ClientBuilder, Failure> {
         let mut builder = Client::builder().addr(self.addr()?);
@@ -95,6 +112,9 @@ impl Connection {
         }
         if let Some(choice) = self.transport {
             builder = builder.transport(choice);
+        }
+        if let Some(tls) = self.tls {
+            builder = builder.tls(tls);
         }
         if let Some(device) = &self.device {
             builder = builder.device(device);

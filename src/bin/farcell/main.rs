@@ -94,7 +94,7 @@ Start with `farcell serve` in one terminal, and in another
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Snapshot(snapshot::Snapshot),
     Ls(ls::Ls),
     Members(members::Members),
@@ -148,8 +148,8 @@ fn run() -> Result<Answer, Failure> {
     let out = Output::new(json);
     match cli.command {
         Command::Serve(serve) => {
-            refuse_given(&matches, &CLIENT_ARGS[1..])?;
-            serve.run(connection.authkey_file, &out)
+            refuse_given(&matches, &CLIENT_ARGS[2..])?;
+            serve.run(&connection, &out)
         }
         Command::Snapshot(snapshot) => {
             refuse_given(&matches, &CLIENT_ARGS)?;
@@ -183,9 +183,19 @@ fn run() -> Result<Answer, Failure> {
     }
 }
 
-/// Arguments of the connection, which are global.
-const CLIENT_ARGS: [&str; 7] =
-    ["authkey_file", "addr", "transport", "device", "connect_timeout", "wait_server", "reconnect"];
+/// Arguments of the connection, which are global. The first two are for servers as
+/// well.
+const CLIENT_ARGS: [&str; 9] = [
+    "authkey_file",
+    "tls",
+    "addr",
+    "transport",
+    "device",
+    "gid_index",
+    "connect_timeout",
+    "wait_server",
+    "reconnect",
+];
 
 /// Refuses arguments that were given to a command which would ignore them.
 fn refuse_given(matches: &ArgMatches, names: &[&str]) -> Result<(), Failure> {

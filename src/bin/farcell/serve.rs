@@ -1,6 +1,7 @@
 //! `farcell serve`
 
 use crate::args::{Spec, seconds};
+use crate::connection::Connection;
 use crate::failure::{Answer, Failure};
 use crate::manager;
 use crate::output::Output;
@@ -84,10 +85,17 @@ pub struct Serve {
     /// Most clients at a time [default: as many as the file limit allows]
     #[arg(long, value_name = "N")]
     max_clients: Option<usize>,
+    /// Most waits that one session may have at a time, on four times as many cells
+    /// [default: 65536]
+    #[arg(long, value_name = "N")]
+    max_waits: Option<usize>,
     /// Offer RDMA: auto (where a device works), off, or a device, which must
     /// work then [default: auto]
     #[arg(long, value_name = "auto|off|NAME[:PORT]", value_parser = rdma_choice)]
     rdma: Option<RdmaChoice>,
+    /// With --tls require: offer RDMA all the same, which cannot be encrypted
+    #[arg(long)]
+    clear_rdma: bool,
     /// Let the CPU change the cells although the adapter could: one hot counter
     /// is faster there. RDMA clients still read by themselves
     #[arg(long)]
@@ -160,7 +168,7 @@ fn rdma_choice(text: &str) -> Result<RdmaChoice, String> {
 
 impl Serve {
     /// Runs the command.
-    pub fn run(self, authkey_file: Option<PathBuf>, out: &Output) -> Result<Answer, Failure> {
+    pub fn run(self, connection: &Connection, out: &Output) -> Result<Answer, Failure> {
         let ready_fd = self.ready_fd.map(ReadyFd::claim).transpose()?;
         let (ended, end) = mpsc::channel();
         signals::on_end(move |signal| {
@@ -169,8 +177,8 @@ impl Serve {
         })?;
 
         let asked = self.asks_for_rdma();
-        let (key, authkey_file, authkey_is_new) = find_key(authkey_file)?;
-        let server = self.start(key)?;
+        let (key, authkey_file, authkey_is_new) = find_key(connection.authkey_file.clone())?;
+        let server = self.start(key, connection)?;
         let (origin, life, restored_from) = match server.origin() {
             Origin::Nothing => ("nothing", self.state.as_ref().map(|_| 1), None),
             Origin::State { life } => ("state", Some(*life), None),
@@ -218,7 +226,7 @@ impl Serve {
         }
     }
 
-    fn start(&self, key: Key) -> Result<Server, Failure> {
+    fn start(&self, key: Key, connection: &Connection) -> Result<Server, Failure> {
         let mut builder = Server::builder(key.clone());
         for bind in &self.bind {
             builder = builder.bind(bind);
@@ -231,7 +239,7 @@ impl Serve {
         }
         if let Some(path) = &self.read_only_authkey_file {
             let read_only = farcell::load_key(path)?;
-            if read_only == key {
+            if read_only.is(&key) {
                 return Err(Failure::Usage(format!(
                     "the read-only key in {} is the full key; make another one: (umask 077; head -c 32 /dev/urandom > FILE)",
                     path.display()
@@ -266,6 +274,12 @@ impl Serve {
         if self.no_shm {
             builder = builder.shared_memory(false);
         }
+        if let Some(tls) = connection.tls()? {
+            builder = builder.tls(tls);
+        }
+        if self.clear_rdma {
+            builder = builder.clear_rdma();
+        }
         if self.cpu_domain {
             builder = builder.cpu_domain();
         }
@@ -277,6 +291,9 @@ impl Serve {
         }
         if let Some(spin) = self.spin_us {
             builder = builder.spin(Duration::from_micros(spin.into()));
+        }
+        if let Some(most) = self.max_waits {
+            builder = builder.max_waits(most);
         }
         if let Some(most) = self.max_clients {
             builder = builder.max_clients(most);

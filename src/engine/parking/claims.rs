@@ -1,8 +1,7 @@
 //! Who queues for a lock or a permit, and who names peers.
 
 use super::{
-    Actor, Done, Ended, Fired, Grant, MAX_PARKED_CELLS, MAX_WAITS, Parked, Parking, Route, State,
-    TooMany, WaitId, Waiter, Want,
+    Actor, Done, Ended, Fired, Grant, Parked, Parking, Route, State, TooMany, WaitId, Waiter, Want,
 };
 use crate::cell::sync::Claim;
 use crate::cell::{WAITING, is_waiting};
@@ -31,7 +30,7 @@ impl Parking {
         }
         let session = self.sessions.entry(id.session).or_default();
         session.route = route;
-        if session.waits.len() >= MAX_WAITS || session.cells >= MAX_PARKED_CELLS {
+        if self.most.refuses(session, 1) {
             self.drop_if_idle(id.session);
             return Err(TooMany);
         }
@@ -102,13 +101,17 @@ impl Parking {
         }
     }
 
-    /// Ends this wait, if it is parked, should one of these peers be lost.
+    /// Ends this wait, if it is parked, should one of these peers be lost. Whether
+    /// there is [room](Self::has_room) for them was asked before.
     pub fn watch(&mut self, id: WaitId, peers: Box<[Arc<str>]>) {
         let Some(&State::Parked(key)) = self.state(id) else {
             return;
         };
         for peer in &peers {
             self.watchers.entry(peer.clone()).or_default().push(key);
+        }
+        if let Some(session) = self.sessions.get_mut(&id.session) {
+            session.cells += peers.len();
         }
         self.waiters[key].peers = peers;
     }

@@ -46,6 +46,8 @@ pub(crate) struct RdmaSettings {
     pub dead_after: Duration,
     /// Queue pairs.
     pub lanes: usize,
+    /// Why there is to be none, whatever there could be.
+    pub kept_off: Option<String>,
 }
 
 /// What a client registers for this many queue pairs.

@@ -1,6 +1,7 @@
 //! Asking a server for its memory.
 
 use super::map::{Map, Window, check};
+use crate::auth::Secret;
 use crate::server::{address_of, boot_id, named_socket, random};
 use crate::transport::connect::plain;
 use crate::transport::tcp::Link;
@@ -83,13 +84,13 @@ pub(super) fn messages(link: &Link, array: u16) -> Result<(Map, bool), String> {
 }
 
 /// Shows the token and takes what comes for it.
-fn fetch(name: &[u8; 16], token: &[u8; 16], echo: &[u8; 16]) -> Result<Vec<OwnedFd>, String> {
+fn fetch(name: &[u8; 16], token: &Secret<16>, echo: &Secret<16>) -> Result<Vec<OwnedFd>, String> {
     let broke = |e: io::Error| format!("a Unix socket: {}", plain(&e));
     let socket = named_socket(&random()?).map_err(broke)?;
     let server = address_of(name).map_err(broke)?;
     let until = Instant::now() + PATIENCE;
     loop {
-        match sendto(&socket, token, SendFlags::NOSIGNAL, &server) {
+        match sendto(&socket, token.expose(), SendFlags::NOSIGNAL, &server) {
             Ok(_) => break,
             Err(Errno::CONNREFUSED) => {
                 return Err(
@@ -131,7 +132,8 @@ fn fetch(name: &[u8; 16], token: &[u8; 16], echo: &[u8; 16]) -> Result<Vec<Owned
         }
         // Our name can be seen by others on this machine. What does not come
         // from the server is closed again.
-        if got == 16 && bytes[..16] == *echo {
+        let said = bytes.first_chunk::<16>().filter(|_| got == 16);
+        if said.is_some_and(|said| Secret::new(*said).is(echo)) {
             return Ok(files);
         }
     }

@@ -6,16 +6,16 @@
 //! was killed.
 
 use crate::engine::lock;
+use crate::transport::socket::Socket;
 use crate::transport::tcp::Link;
 use farcell_sys::fork::{self, Generation};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::io;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
 /// A connection, and whose it is.
-type Watched = (Arc<TcpStream>, Weak<Link>);
+type Watched = (Arc<Socket>, Weak<Link>);
 
 struct Watch {
     /// Whose thread it is: a forked child has none.
@@ -30,7 +30,7 @@ static WATCH: Mutex<Option<Arc<Watch>>> = Mutex::new(None);
 ///
 /// # Errors
 /// The thread cannot be started, or no descriptor is left.
-pub(super) fn watch(socket: Arc<TcpStream>, link: Weak<Link>) -> io::Result<()> {
+pub(super) fn watch(socket: Arc<Socket>, link: Weak<Link>) -> io::Result<()> {
     let mut current = lock(&WATCH);
     let watch = match &*current {
         Some(watch) if watch.generation == fork::generation() => watch.clone(),

@@ -3,6 +3,7 @@
 //! between the socket and the caller's own memory.
 
 use super::super::connect::{connect, plain};
+use super::super::socket::Socket;
 use super::Failure;
 use super::link::Link;
 use crate::auth::{Resume, Tenure};
@@ -14,11 +15,9 @@ use crate::wire::slots::{
     WRITTEN,
 };
 use crate::wire::{ErrorRecord, HEADER, Header, Refusal, Tag};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::RecvFlags;
 use std::collections::BTreeSet;
-use std::io::IoSlice;
-use std::net::TcpStream;
+use std::io::{self, IoSlice};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -77,11 +76,11 @@ struct Inner {
 /// A connection for messages.
 #[derive(Debug)]
 struct Connection {
-    socket: TcpStream,
+    socket: Socket,
     /// The session that it belongs to.
     tenure: Tenure,
     /// The session's own connection when this one was taken.
-    control: Option<Arc<TcpStream>>,
+    control: Option<Arc<Socket>>,
 }
 
 /// Why something was not done by a connection.
@@ -169,6 +168,15 @@ impl Connection {
         }
     }
 
+    /// Whether it may still work although this came instead of bytes.
+    fn goes_on(&self, link: &Link, error: &io::Error) -> Result<(), Trouble> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => self.is_alive(link),
+            _ => Err(Trouble::Lost(plain(error))),
+        }
+    }
+
     /// Sends a request, and bytes behind it.
     fn send(
         &self,
@@ -180,18 +188,14 @@ impl Connection {
         let mut head = Vec::with_capacity(slots::REQUEST);
         slots::push(&mut head, tag as u8, request);
         let mut sent = 0;
-        while sent < head.len() + bytes.len() {
+        while sent < head.len() + bytes.len() || self.socket.owes() {
             let rest = [
                 IoSlice::new(head.get(sent..).unwrap_or_default()),
                 IoSlice::new(&bytes[sent.saturating_sub(head.len())..]),
             ];
-            let parts = if rest[0].is_empty() { &rest[1..] } else { &rest[..] };
-            let none = &mut SendAncillaryBuffer::default();
-            match sendmsg(&self.socket, parts, none, SendFlags::NOSIGNAL) {
+            match self.socket.send_parts(&rest) {
                 Ok(n) => sent += n,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.is_alive(link)?,
-                Err(e) => return Err(Trouble::Lost(plain(&e.into()))),
+                Err(e) => self.goes_on(link, &e)?,
             }
         }
         Ok(())
@@ -201,14 +205,12 @@ impl Connection {
     fn receive(&self, link: &Link, into: &mut [u8]) -> Result<(), Trouble> {
         let mut filled = 0;
         while filled < into.len() {
-            match recv(&self.socket, &mut into[filled..], RecvFlags::WAITALL) {
-                Ok((_, 0)) => {
+            match self.socket.recv(&mut into[filled..], RecvFlags::WAITALL) {
+                Ok(0) => {
                     return Err(Trouble::Lost("the server closed the connection".to_owned()));
                 }
-                Ok((_, n)) => filled += n,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.is_alive(link)?,
-                Err(e) => return Err(Trouble::Lost(plain(&e.into()))),
+                Ok(n) => filled += n,
+                Err(e) => self.goes_on(link, &e)?,
             }
         }
         Ok(())

@@ -5,8 +5,9 @@ use super::link::Link;
 use crate::auth::{Tenure, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
+use crate::transport::socket::Socket;
 use crate::wire::{self, FellRecord, Tag};
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,7 @@ impl Link {
     }
 
     /// The connection, if there is one.
-    pub(crate) fn socket(&self) -> Option<Arc<TcpStream>> {
+    pub(crate) fn socket(&self) -> Option<Arc<Socket>> {
         lock(&self.state).socket.clone()
     }
 
@@ -63,7 +64,7 @@ impl Link {
 
     /// The other end of this connection has closed it: reads what there is
     /// left, and finds out, unless someone else does.
-    pub(crate) fn look(&self, socket: &Arc<TcpStream>) {
+    pub(crate) fn look(&self, socket: &Arc<Socket>) {
         let lead = {
             let mut state = lock(&self.state);
             let current = state.socket.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket));

@@ -8,6 +8,7 @@ use crate::cell::Op;
 use crate::engine::lock;
 use crate::fuzz::Input;
 use crate::transport::connect::Target;
+use crate::transport::socket::Socket;
 use crate::wire::{self, AcquireRecord, HEADER, Header, OpRecord, Tag};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -24,6 +25,7 @@ fn link() -> Option<(Arc<Link>, UnixStream)> {
         key: Key::new(*b"fuzz").ok()?,
         key_source: String::new(),
         job: String::new(),
+        tls: crate::auth::Tls::Off,
         timeout: Duration::ZERO,
     };
     let settings = Settings { target, reconnect_for: Duration::ZERO, spin: Duration::ZERO };
@@ -40,7 +42,7 @@ fn link() -> Option<(Arc<Link>, UnixStream)> {
         seat: 1,
     };
     // Only read and written: which kind of socket it is makes no difference.
-    Some((Link::new(settings, TcpStream::from(OwnedFd::from(near)), welcome), far))
+    Some((Link::new(settings, Socket::plain(TcpStream::from(OwnedFd::from(near))), welcome), far))
 }
 
 fn wait(state: &mut State, tag: Tag, payload: &[u8]) {

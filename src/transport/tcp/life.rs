@@ -5,16 +5,17 @@ use super::state::{Binding, Down, Status, stamp, take_done};
 use crate::auth::{Resume, Welcome};
 use crate::engine::lock;
 use crate::error::{Error, seconds};
+use crate::transport::socket::Socket;
 use crate::wire::{self, Tag};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
-use std::net::{Shutdown, TcpStream};
+use rustix::net::{RecvFlags, SendFlags};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Link {
     /// This connection is of no use any more. Someone else may have found out
     /// before, and there may be another one already.
-    pub(super) fn broken(&self, socket: &Arc<TcpStream>, why: &str) {
+    pub(super) fn broken(&self, socket: &Arc<Socket>, why: &str) {
         let mut state = lock(&self.state);
         if !state.socket.as_ref().is_some_and(|s| Arc::ptr_eq(s, socket)) {
             return;
@@ -146,7 +147,7 @@ impl Link {
     }
 
     /// The connection is back: sends all that is pending.
-    pub(super) fn back(&self, socket: TcpStream, welcome: Welcome) {
+    pub(super) fn back(&self, socket: Socket, welcome: Welcome) {
         let _writing = lock(&self.writing);
         let mut state = lock(&self.state);
         state.reconnecting = false;
@@ -247,7 +248,7 @@ impl Link {
                 state.told_before = state.told.len();
             }
             drop(state);
-            match send(&socket, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match socket.send(&frame, SendFlags::DONTWAIT) {
                 Ok(n) => frame.drain(..n).for_each(drop),
                 Err(_) => frame.clear(),
             }
@@ -286,14 +287,13 @@ impl Link {
             if let Ok(_writing) = self.writing.try_lock() {
                 let mut bye = Vec::new();
                 wire::push(&mut bye, Tag::Bye, 0, &[]);
-                let _ = send(&socket, &bye, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+                let _ = socket.send(&bye, SendFlags::DONTWAIT);
             }
             let _ = socket.shutdown(Shutdown::Write);
             // What the server had sent by then is read away: closing with
             // bytes unread resets the connection, and the goodbye with it.
             let mut rest = [0; 4096];
-            while matches!(recv(&socket, &mut rest[..], RecvFlags::DONTWAIT), Ok((_, n)) if n > 0) {
-            }
+            while matches!(socket.recv(&mut rest, RecvFlags::DONTWAIT), Ok(n) if n > 0) {}
             let _ = socket.shutdown(Shutdown::Read);
         }
         let mut state = lock(&self.state);

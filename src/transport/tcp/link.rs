@@ -12,6 +12,7 @@
 
 use super::super::Follower;
 use super::super::connect::Target;
+use super::super::socket::Socket;
 use super::Failure;
 use super::beside::Pool;
 use super::holds::Holds;
@@ -24,7 +25,6 @@ use crate::error::{Error, seconds};
 use crate::wire;
 use farcell_sys::fork::{self, Generation};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// A link over a connection that has just been made.
-    pub(crate) fn new(settings: Settings, socket: TcpStream, welcome: Welcome) -> Arc<Link> {
+    pub(crate) fn new(settings: Settings, socket: Socket, welcome: Welcome) -> Arc<Link> {
         Arc::new_cyclic(|me| Link {
             settings,
             writing: Mutex::new(()),
@@ -137,6 +137,12 @@ impl Link {
     /// Whether there is a connection right now.
     pub(crate) fn is_connected(&self) -> bool {
         self.is_ours() && lock(&self.state).socket.is_some()
+    }
+
+    /// Whether the connection is encrypted, if there is one right now.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.is_ours()
+            && lock(&self.state).socket.as_ref().is_some_and(|socket| socket.tls().is_some())
     }
 
     pub(crate) fn addr(&self) -> String {

@@ -2,6 +2,7 @@
 
 use super::super::Bell;
 use super::super::connect::plain;
+use super::super::socket::Socket;
 use super::link::Link;
 use super::state::{Answer, Reply, State};
 use super::{Failure, Waited};
@@ -10,8 +11,8 @@ use crate::wire::{self, ErrorRecord, FiredRecord, HEADER, Header, Refusal, Tag};
 use crossbeam::sync::{Parker, Unparker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
-use std::net::TcpStream;
+use rustix::net::RecvFlags;
+use std::io;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Instant;
 
@@ -25,7 +26,7 @@ thread_local! {
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     /// Which connection they came from.
-    pub(super) from: Option<Weak<TcpStream>>,
+    pub(super) from: Option<Weak<Socket>>,
     pub(super) bytes: Vec<u8>,
     pub(super) filled: usize,
 }
@@ -55,7 +56,7 @@ pub(super) enum Got<'l> {
 pub(super) enum Step<T> {
     Finished(T),
     /// Read the socket.
-    Lead(Arc<TcpStream>, Option<Arc<dyn Bell>>),
+    Lead(Arc<Socket>, Option<Arc<dyn Bell>>),
     /// Someone else reads, or nobody can: sleep until then.
     Sleep(Option<Instant>),
 }
@@ -140,7 +141,7 @@ impl Link {
     /// caller has the lead. The state comes back locked if something came.
     pub(super) fn lead(
         &self,
-        socket: &Arc<TcpStream>,
+        socket: &Arc<Socket>,
         bell: Option<&dyn Bell>,
         deadline: Option<Instant>,
     ) -> Option<MutexGuard<'_, State>> {
@@ -171,7 +172,7 @@ impl Link {
         if bell.is_some_and(|bell| self.listen(bell)) {
             return None;
         }
-        if deadline.is_some() || bell.is_some() {
+        if (deadline.is_some() || bell.is_some()) && !socket.holds() {
             let timeout = deadline.map(|at| {
                 let left = at.saturating_duration_since(Instant::now());
                 Timespec {
@@ -230,7 +231,7 @@ impl Link {
     }
 
     /// Reads all that has come by now. The caller has the lead.
-    pub(super) fn read_all(&self, socket: &Arc<TcpStream>) {
+    pub(super) fn read_all(&self, socket: &Arc<Socket>) {
         loop {
             // The state is locked with what came, and must not be while
             // reading.
@@ -245,7 +246,7 @@ impl Link {
     }
 
     /// Reads once, and hands out what came.
-    pub(super) fn read(&self, socket: &Arc<TcpStream>, flags: RecvFlags) -> Got<'_> {
+    pub(super) fn read(&self, socket: &Arc<Socket>, flags: RecvFlags) -> Got<'_> {
         let mut inbox = lock(&self.inbox);
         let inbox = &mut *inbox;
         // A socket that a `Weak` points to keeps its place in memory.
@@ -257,19 +258,21 @@ impl Link {
             let more = (inbox.bytes.len() * 2).clamp(4096, 2 * (wire::MAX_PAYLOAD + HEADER));
             inbox.bytes.resize(more, 0);
         }
-        let n = match recv(socket, &mut inbox.bytes[inbox.filled..], flags) {
-            Ok((_, 0)) => {
+        let n = match socket.recv(&mut inbox.bytes[inbox.filled..], flags) {
+            Ok(0) => {
                 self.broken(socket, "the server closed the connection");
                 return Got::Lost;
             }
-            Ok((_, n)) => n,
-            // Not lost, but the caller looks around before it reads again.
-            Err(Errno::INTR) => return Got::Some(lock(&self.state)),
-            Err(Errno::AGAIN) => return Got::Nothing,
-            Err(e) => {
-                self.broken(socket, &plain(&e.into()));
-                return Got::Lost;
-            }
+            Ok(n) => n,
+            Err(e) => match e.kind() {
+                // Not lost, but the caller looks around before it reads again.
+                io::ErrorKind::Interrupted => return Got::Some(lock(&self.state)),
+                io::ErrorKind::WouldBlock => return Got::Nothing,
+                _ => {
+                    self.broken(socket, &plain(&e));
+                    return Got::Lost;
+                }
+            },
         };
         inbox.filled += n;
         let mut used = 0;

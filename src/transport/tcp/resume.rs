@@ -4,10 +4,10 @@ use super::link::Link;
 use crate::auth::{Resume, Welcome};
 use crate::error::{Error, Result};
 use crate::transport::connect::{connect, plain};
+use crate::transport::socket::Socket;
 use crate::wire::{self, ErrorRecord, HEADER, Header, OpenRecord, OpenedRecord, Tag};
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ fn is_same_state(before: &Resume, now: &Welcome) -> bool {
 /// each array that was opened.
 fn open_again(
     link: &Link,
-    socket: &TcpStream,
+    socket: &Socket,
     existing: bool,
     keep: Option<Vec<u8>>,
 ) -> Result<Vec<(u16, u32)>> {

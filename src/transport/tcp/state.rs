@@ -7,10 +7,10 @@ use super::later::{Ended, Pump, Then};
 use super::{Failure, Waited};
 use crate::auth::Welcome;
 use crate::error::Error;
+use crate::transport::socket::Socket;
 use crate::wire::{self, AcquireRecord, HEADER, Header, OpRecord, Tag};
 use crossbeam::sync::Unparker;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -197,7 +197,7 @@ pub(super) struct Down {
 #[derive(Debug)]
 pub(super) struct State {
     /// The connection, unless it is down.
-    pub(super) socket: Option<Arc<TcpStream>>,
+    pub(super) socket: Option<Arc<Socket>>,
     pub(super) down: Option<Down>,
     /// Since when no connection has brought anything that made sense.
     pub(super) trouble_since: Option<Instant>,

@@ -4,7 +4,7 @@
 mod common;
 use common::proxy::{Cut, Proxy};
 use common::{client, eventually, key, server};
-use farcell::{Canceller, Client, Error};
+use farcell::{Canceller, Client, Error, TransportChoice};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -43,6 +43,7 @@ fn none_is_lost_or_doubled_while_connections_are_cut() {
     let proxy = Proxy::start(server.local_addrs()[0], cuts.collect());
     let through = || {
         let builder = Client::builder().addr(proxy.addr()).key(key());
+        let builder = builder.transport(TransportChoice::Tcp);
         builder.wait_for_server(Duration::from_secs(10)).connect().unwrap()
     };
     contend(through, 40);

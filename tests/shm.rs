@@ -4,6 +4,7 @@
 mod common;
 use common::{client, eventually, key, server};
 use farcell::{Client, Error, Key, Kind, TransportChoice};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -146,4 +147,34 @@ fn a_wrong_key_gets_no_memory() {
         .connect();
     assert!(matches!(stranger, Err(Error::AuthenticationFailed { .. })));
     let _ = key();
+}
+
+/// To open an array once more says nothing against operations that are under way on it.
+#[test]
+fn operations_go_on_while_their_array_is_opened_once_more() {
+    let server = server().start().unwrap();
+    let builder = client(&server).transport(TransportChoice::Shm);
+    let client = builder.connect().unwrap();
+    let counter = client.counters("c", 1, 4).unwrap().at(0, 1).unwrap();
+    let over = AtomicBool::new(false);
+    let added = std::thread::scope(|s| {
+        let adds: Vec<_> = (0..2)
+            .map(|_| {
+                s.spawn(|| {
+                    let mut added = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        counter.fetch_add(1).unwrap();
+                        added += 1;
+                    }
+                    added
+                })
+            })
+            .collect();
+        for _ in 0..2000 {
+            client.counters("c", 1, 4).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        adds.into_iter().map(|t| t.join().unwrap()).sum::<i64>()
+    });
+    assert_eq!(counter.load().unwrap(), added);
 }

@@ -124,7 +124,6 @@ impl Array {
         if !options.is_plain() {
             return self.wait_by_server(record, options);
         }
-        let mut record = record;
         // A look at first: nothing need be done for what is so already.
         if options.cancel.is_none()
             && let Fast::Done(word) = place.execute(Op::Load, 0, 0)
@@ -132,8 +131,10 @@ impl Array {
             let condition = match record.condition() {
                 Ok(Some(condition)) => condition,
                 _ if event_is_set(word) => return Ok(Some(word)),
-                // From here on any transition will do, also one that comes between
-                // these looks and what follows them.
+                // From here on any transition will do. The record stays as it is: on
+                // a server that knows nothing any more the count begins anew, and one
+                // that comes behind these looks came before anybody could know of
+                // this wait.
                 _ => Condition { comparison: Comparison::Ne, value: value(word) },
             };
             if condition.holds(word) {
@@ -143,7 +144,6 @@ impl Array {
             if spins && let Some(word) = spin_briefly(place, condition) {
                 return Ok(Some(word));
             }
-            (record.comparison, record.value) = (condition.comparison as u8, condition.value);
         }
         self.transport()
             .wait_one(record, options.timeout, options.cancel.as_ref())

@@ -191,6 +191,13 @@ impl Window {
         cells.get(..self.capacity as usize)?.get(place as usize)
     }
 
+    /// The place of the cell that is at this address.
+    pub fn place_of(&self, address: usize) -> Option<u32> {
+        let first = std::ptr::from_ref(self.cell(0)?).addr();
+        let place = u32::try_from(address.checked_sub(first)? / size_of::<AtomicU64>()).ok()?;
+        (place < self.capacity).then_some(place)
+    }
+
     /// Whether the server says that the session is over.
     pub fn is_over(&self) -> bool {
         // Acquire: see `protocol::change`.

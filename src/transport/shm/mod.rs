@@ -255,11 +255,10 @@ impl Shm {
             Fast::Done(word) => Ok(word),
             Fast::Not if matches!(op.op, Op::Acquire | Op::Arrive) => self.while_it_lives(op),
             Fast::Not => self.under.execute(op),
-            Fast::Stale => self.repeat(op),
             Fast::Same(word) if self.here(op.array, op.offset).is_some() => Ok(word),
             Fast::Same(_) => self.repeat(op),
-            Fast::Told(old) => {
-                let Some((window, place)) = self.here(op.array, op.offset) else {
+            Fast::Told(old, at) | Fast::Stale(old, at) => {
+                let Some((window, place)) = self.still(at) else {
                     return self.repeat(op);
                 };
                 let Some(here) = Here::new(self, &window, place) else {
@@ -275,6 +274,16 @@ impl Shm {
                 Ok(old)
             }
         }
+    }
+
+    /// The place of the cell at this address, if that memory is still the server's.
+    /// Memory that was given up stays mapped, so no other one gets its addresses;
+    /// whether the array is just being opened once more does not matter here.
+    fn still(&self, address: usize) -> Option<(Arc<Window>, u32)> {
+        let state = self.read();
+        let window = state.window.clone().filter(|_| state.up)?;
+        let place = window.place_of(address)?;
+        Some((window, place))
     }
 
     /// Carries out what the session alone may do.

@@ -30,12 +30,13 @@ pub(crate) enum Fast {
     /// Done, and nobody need hear of it; the word before it.
     Done(u64),
     /// It is done, perhaps under the waiting bit, or on a cell that may be that
-    /// of a removed array; the word before it.
-    Told(u64),
+    /// of a removed array; the word before it, and the address of the cell.
+    Told(u64, usize),
     /// There was nothing to change; the word, which has the waiting bit.
     Same(u64),
-    /// It was done in memory that was given up at that moment.
-    Stale,
+    /// It was done when the way was closed: in memory that was given up at that
+    /// moment, or while the array was being opened once more. As [`Fast::Told`].
+    Stale(u64, usize),
     /// Nothing was done.
     Not,
 }
@@ -149,7 +150,7 @@ fn run(
         Op::Add => {
             let old = cell.fetch_add(a << 1, Ordering::AcqRel);
             if is_waiting(old) {
-                return Fast::Told(old);
+                return Fast::Told(old, at.addr());
             }
             old
         }
@@ -172,7 +173,7 @@ fn run(
     match way.load(Ordering::Relaxed) == base {
         true => Fast::Done(old),
         false if op == Op::Load => Fast::Not,
-        false => Fast::Stale,
+        false => Fast::Stale(old, at.addr()),
     }
 }
 
@@ -187,6 +188,7 @@ fn contend(
     a: u64,
     b: u64,
 ) -> Fast {
+    let address = ptr::from_ref(cell).addr();
     let mut word = cell.load(Ordering::Acquire);
     loop {
         if is_suspect(word) {
@@ -196,8 +198,8 @@ fn contend(
             return Fast::Same(word);
         };
         match cell.compare_exchange(word, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(old) if way.load(Ordering::Relaxed) == base => return Fast::Told(old),
-            Ok(_) => return Fast::Stale,
+            Ok(old) if way.load(Ordering::Relaxed) == base => return Fast::Told(old, address),
+            Ok(old) => return Fast::Stale(old, address),
             Err(found) => word = found,
         }
     }
@@ -290,12 +292,13 @@ mod tests {
         assert_eq!(place.execute(Op::Load, 0, 0), Fast::Done(36));
         CELLS[3].store(WAITING, Ordering::Relaxed);
         assert_eq!(slot.execute(Op::Clear, 3, 0, 0), Fast::Same(WAITING), "nothing changed");
-        assert_eq!(slot.execute(Op::Set, 3, 0, 0), Fast::Told(WAITING));
+        let at = |cell: &AtomicU64| ptr::from_ref(cell).addr();
+        assert_eq!(slot.execute(Op::Set, 3, 0, 0), Fast::Told(WAITING, at(&CELLS[3])));
         assert_eq!(slot.execute(Op::Load, 0, 0, 0), Fast::Done(0));
         CELLS[0].store(TOMBSTONE, Ordering::Relaxed);
         assert_eq!(slot.execute(Op::Load, 0, 0, 0), Fast::Not);
         assert_eq!(slot.execute(Op::Set, 0, 0, 0), Fast::Not);
-        assert_eq!(slot.execute(Op::Add, 0, 1, 0), Fast::Told(TOMBSTONE));
+        assert_eq!(slot.execute(Op::Add, 0, 1, 0), Fast::Told(TOMBSTONE, at(&CELLS[0])));
         slot.clear();
         assert_eq!(slot.execute(Op::Load, 1, 0, 0), Fast::Not);
         assert_eq!(place.execute(Op::Add, 4, 0), Fast::Not);

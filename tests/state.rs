@@ -200,6 +200,13 @@ fn a_damaged_state_is_refused_and_left_alone() {
     assert_eq!(fs::read(&catalog).unwrap(), bad);
     fs::write(&catalog, &good).unwrap();
     home.fails(&serve(&["--state", &state, "--capacity", "4096"]), 4, &["4096", "262144"]);
+    // Of this one alone can one do without.
+    let sessions = Path::new(&state).join("sessions");
+    let good = fs::read(&sessions).unwrap();
+    fs::OpenOptions::new().write(true).open(&sessions).unwrap().set_len(257 << 20).unwrap();
+    let words = [sessions.to_str().unwrap(), "too long", "move this file away"];
+    home.fails(&serve(&["--state", &state]), 4, &words);
+    fs::write(&sessions, &good).unwrap();
     let said = during(&mut home, &["--state", &state], |home| {
         assert_eq!(home.ok(&["get", "a", "1", "1"]), "41\n");
     });

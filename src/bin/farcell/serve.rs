@@ -337,7 +337,7 @@ fn describe(ready: &Ready, asked: bool) -> String {
     }
     match (ready.origin, ready.life, &ready.restored_from) {
         ("state", Some(life), _) => {
-            text.push_str(&format!("life {life} of its state: all is as it was\n"));
+            text.push_str(&format!("begun from its state, of which this is life {life}\n"));
         }
         (_, _, Some(path)) => text.push_str(&format!("begun from {}\n", path.display())),
         _ => {}

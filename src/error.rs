@@ -194,7 +194,7 @@ pub enum Error {
     },
     /// The segment has not enough cells left in one piece.
     #[error(
-        "no room for array {name:?}: {asked} cells asked for (padding included), {free} free, at most {largest} in one piece; start the server with a larger --capacity or remove arrays"
+        "no room for array {name:?}: {asked} cells asked for (padding included), {free} free, at most {largest} in one piece; start the server with a larger --capacity or remove arrays (what removed ones had comes back when the clients that had them open have let go, within two leases of one that died)"
     )]
     SegmentFull {
         /// The array.
@@ -209,7 +209,7 @@ pub enum Error {
     /// The server has not enough memory left for the messages of an array of
     /// slots.
     #[error(
-        "no room for the messages of array {name:?}: {asked} bytes asked for, {free} free; start the server with a larger --slot-bytes or remove arrays of slots"
+        "no room for the messages of array {name:?}: {asked} bytes asked for, {free} free; start the server with a larger --slot-bytes or remove arrays of slots (what removed ones had comes back when the clients that had them open have let go, within two leases of one that died)"
     )]
     SlotsFull {
         /// The array.

@@ -183,7 +183,7 @@ fn a_time_is_a_time_also_without_a_connection() {
     let lock = away.locks("l", 1, 1).unwrap().at(0, 0).unwrap();
     let semaphore = away.semaphores("s", 1, 1, 1, 1).unwrap().at(0, 0).unwrap();
     drop(proxy);
-    server.stop();
+    server.stop().unwrap();
     eventually("the connection is gone", || !away.is_connected());
     let begun = Instant::now();
     assert!(lock.lock_timeout(Duration::from_millis(100)).unwrap().is_none());

@@ -65,7 +65,7 @@ fn what_the_server_leaves_on_disk_is_its_owners_alone() {
     let (state, snapshots) = (shm.path().join("state"), shm.path().join("snapshots"));
     let server = server().state(&state).snapshots(&snapshots).capacity(64).start().unwrap();
     client(&server).connect().unwrap().events("e", 1, 1).unwrap();
-    server.stop();
+    server.stop().unwrap();
     let mut files = 0;
     for folder in [state, snapshots] {
         let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;

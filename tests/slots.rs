@@ -124,6 +124,7 @@ fn there_is_a_limit_for_all_slots_together() {
     client.slots("a", 1, 700_000).unwrap();
     let full = client.slots("b", 1, 700_000).unwrap_err();
     assert!(matches!(full, Error::SlotsFull { .. }) && full.to_string().contains("--slot-bytes"));
+    assert!(full.to_string().contains("within two leases"), "{full}");
     client.remove("a").unwrap();
     client.slots("b", 1, 700_000).unwrap();
 }

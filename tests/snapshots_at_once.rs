@@ -195,6 +195,6 @@ fn messages_come_back_with_a_snapshot() {
             let torn = || matches!(slots.at(4).unwrap().read(&mut [0; 9]), Err(Error::Torn { .. }));
             eventually("its writer is given up", torn);
         }
-        server.stop();
+        server.stop().unwrap();
     }
 }

@@ -200,6 +200,13 @@ fn a_damaged_state_is_refused_and_left_alone() {
     assert_eq!(fs::read(&catalog).unwrap(), bad);
     fs::write(&catalog, &good).unwrap();
     home.fails(&serve(&["--state", &state, "--capacity", "4096"]), 4, &["4096", "262144"]);
+    // Of this one alone can one do without.
+    let sessions = Path::new(&state).join("sessions");
+    let good = fs::read(&sessions).unwrap();
+    fs::OpenOptions::new().write(true).open(&sessions).unwrap().set_len(257 << 20).unwrap();
+    let words = [sessions.to_str().unwrap(), "too long", "move this file away"];
+    home.fails(&serve(&["--state", &state]), 4, &words);
+    fs::write(&sessions, &good).unwrap();
     let said = during(&mut home, &["--state", &state], |home| {
         assert_eq!(home.ok(&["get", "a", "1", "1"]), "41\n");
     });
@@ -380,7 +387,8 @@ fn a_snapshot_without_room_leaves_the_one_before() {
          until [ -s ready ] && [ -e m/kept/snapshot-0000000002 ]; do sleep 0.01; done
          cat /dev/zero >m/fill 2>/dev/null || true
          until grep -q full log || [ $(wc -c <log) -gt 500 ]; do sleep 0.01; done
-         kill $!; wait $!
+         kill $!; code=0; wait $! || code=$?; [ $code = 4 ]
+         tail -n 1 log | grep '^farcell: .*cannot be written: the file system is full'
          rm m/fill
          head -n 1 log
          ls m/kept
@@ -399,16 +407,21 @@ fn a_snapshot_without_room_leaves_the_one_before() {
 
 #[test]
 fn a_library_server_has_it_too() {
-    let (_dir, state) = memory();
+    let (dir, state) = memory();
     let start = || common::server().state(PathBuf::from(&state)).capacity(1024);
     let server = start().array("c", Kind::Counter, 1, 2).start().unwrap();
     let client = common::client(&server).connect().unwrap();
     client.counters("c", 1, 2).unwrap().at(0, 1).unwrap().fetch_add(3).unwrap();
     let error = start().start().unwrap_err();
     assert!(matches!(error, Error::State { .. }), "{error}");
-    server.stop();
+    server.stop().unwrap();
+    let snapshots = dir.path().join("snapshots");
+    let server = start().snapshots(&snapshots).start().unwrap();
+    fs::remove_dir_all(&snapshots).unwrap();
+    let error = server.stop().unwrap_err();
+    assert!(error.to_string().contains(snapshots.to_str().unwrap()), "{error}");
     let server = start().start().unwrap();
-    assert_eq!(server.origin(), &farcell::Origin::State { life: 2 });
+    assert_eq!(server.origin(), &farcell::Origin::State { life: 3 });
     let client = common::client(&server).connect().unwrap();
     assert_eq!(client.counters("c", 1, 2).unwrap().at(0, 1).unwrap().load().unwrap(), 3);
 }

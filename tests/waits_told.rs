@@ -124,7 +124,7 @@ fn closing_and_a_server_that_stops_are_told() {
     let event = client.events("e", 1, 1).unwrap().at(0, 0).unwrap();
     let (tell, told) = mpsc::channel();
     event.wait_then(move |result| tell.send(result).unwrap()).unwrap();
-    server.stop();
+    server.stop().unwrap();
     assert!(matches!(told.recv_timeout(SOON), Ok(Err(Error::ServerGoingAway { .. }))));
 }
 

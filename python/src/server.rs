@@ -25,7 +25,7 @@ impl Server {
         if let Some(native) = native
             && fork::generation() == self.born
         {
-            py.detach(|| ManuallyDrop::into_inner(native).stop());
+            py.detach(|| drop(ManuallyDrop::into_inner(native)));
         }
     }
 }

@@ -63,6 +63,8 @@ impl Lock {
     }
 
     /// Takes it if nobody holds it and nobody queues for it. One round trip.
+    /// `None` may also mean an attempt of another one that was under way when the
+    /// server was started again: it can have the lock for a moment and give it back.
     ///
     /// # Errors
     /// As [`lock`](Self::lock).

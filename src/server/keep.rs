@@ -1,10 +1,12 @@
 //! What outlives the server: its settings for that, and the thread that writes
 //! snapshots.
 
+use super::worker::Mail;
 use super::{Server, ServerBuilder, Shared};
 use crate::engine::lock;
 use crate::error::{Error, Result};
 use crate::state::{Beginning, Folder, Origin, Snapshots, Sources, begin};
+use farcell_sys::fork;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -122,7 +124,8 @@ impl Keeper {
                 .name("farcell-snapshot".to_owned())
                 .spawn(move || {
                     while !is_over(&over, every) {
-                        write(&shared, &snapshots);
+                        // The next one may succeed; the log says why this one did not.
+                        let _ = write(&shared, &snapshots);
                     }
                 })
                 .map_err(|e| Error::os("starting a thread for snapshots", e))?;
@@ -132,13 +135,16 @@ impl Keeper {
     }
 
     /// Ends the thread and writes the last snapshot.
-    pub(super) fn end(self, shared: &Shared) {
+    ///
+    /// # Errors
+    /// Why it could not be written.
+    fn end(self, shared: &Shared) -> Result<()> {
         *lock(&self.over.0) = true;
         self.over.1.notify_all();
         if self.thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread for snapshots had panicked");
         }
-        write(shared, &self.snapshots);
+        write(shared, &self.snapshots)
     }
 }
 
@@ -148,7 +154,7 @@ fn is_over((over, change): &(Mutex<bool>, Condvar), pause: Duration) -> bool {
     *waited.unwrap_or_else(PoisonError::into_inner).0
 }
 
-fn write(shared: &Shared, snapshots: &Snapshots) {
+fn write(shared: &Shared, snapshots: &Snapshots) -> Result<()> {
     let begun = Instant::now();
     match snapshots.write(&shared.engine, shared.capacity, shared.incarnation) {
         Ok((path, at_once)) => {
@@ -157,10 +163,12 @@ fn write(shared: &Shared, snapshots: &Snapshots) {
             if !at_once {
                 tracing::warn!(path = %path.display(), "cells changed faster than they could be copied: this snapshot has each as of a moment of its own");
             }
+            Ok(())
         }
         Err(error) => {
             shared.tolls.snapshot(false, begun.elapsed(), shared.started.elapsed());
             tracing::error!(%error, "a snapshot failed; those before it are as they were");
+            Err(error)
         }
     }
 }
@@ -170,5 +178,47 @@ impl Server {
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin
+    }
+
+    /// Stops: tells every client, ends when they have been told, half a second
+    /// at most, and writes a snapshot if it has a folder for that. Dropping the
+    /// server does the same, and says only in the log what went wrong.
+    ///
+    /// # Errors
+    /// [`Error::State`] and [`Error::Os`]: the last snapshot could not be written.
+    /// The server has stopped all the same.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    /// Stops, if it has not.
+    pub(super) fn end(&mut self) -> Result<()> {
+        if fork::generation() != self.generation {
+            // A forked child has the parent's server, and none of its threads:
+            // there is nothing to stop and nobody to wait for.
+            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::forget(self.keeper.take());
+            #[cfg(feature = "metrics")]
+            std::mem::forget(self.page.take());
+            return Ok(());
+        }
+        #[cfg(feature = "metrics")]
+        if let Some(page) = self.page.take() {
+            page.end();
+        }
+        for mailbox in self.shared.mailboxes.iter().filter(|_| !self.threads.is_empty()) {
+            mailbox.post(Mail::Stop);
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a worker had panicked");
+            }
+        }
+        let Some(keeper) = self.keeper.take() else { return Ok(()) };
+        if let Some(rdma) = &self.shared.rdma {
+            // Or clients would still change cells by themselves.
+            rdma.break_queue_pairs();
+        }
+        keeper.end(&self.shared)
     }
 }

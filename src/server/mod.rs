@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use worker::{Mail, Mailbox, Worker};
+use worker::{Mailbox, Worker};
 
 /// Cells of a segment unless told otherwise: 2 MiB of them.
 pub const DEFAULT_CAPACITY: u32 = 262_144;
@@ -626,44 +626,12 @@ impl Server {
             rdma.break_queue_pairs();
         }
     }
-
-    /// Stops: tells every client, ends when they have been told, half a second
-    /// at most, and writes a snapshot if it has a folder for that. Dropping the server does the same.
-    pub fn stop(self) {
-        drop(self);
-    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if fork::generation() != self.generation {
-            // A forked child has the parent's server, and none of its threads:
-            // there is nothing to stop and nobody to wait for.
-            self.threads.drain(..).for_each(std::mem::forget);
-            std::mem::forget(self.keeper.take());
-            #[cfg(feature = "metrics")]
-            std::mem::forget(self.page.take());
-            return;
-        }
-        #[cfg(feature = "metrics")]
-        if let Some(page) = self.page.take() {
-            page.end();
-        }
-        for mailbox in &self.shared.mailboxes {
-            mailbox.post(Mail::Stop);
-        }
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a worker had panicked");
-            }
-        }
-        if let Some(keeper) = self.keeper.take() {
-            if let Some(rdma) = &self.shared.rdma {
-                // Or clients would still change cells by themselves.
-                rdma.break_queue_pairs();
-            }
-            keeper.end(&self.shared);
-        }
+        // What went wrong is in the log.
+        let _ = self.end();
     }
 }
 

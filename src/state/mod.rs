@@ -199,8 +199,9 @@ fn resume(folder: &Arc<Folder>, capacity: Option<u32>) -> Result<Option<Beginnin
         },
     };
     let path = folder.file(name);
+    let bytes = read(&file, &path, catalog::MOST)?;
     let (head, arrays) =
-        catalog::read(&read(&file, &path, catalog::MOST)?).map_err(|bad| useless(&path, &bad))?;
+        bytes.and_then(|bytes| catalog::read(&bytes)).map_err(|bad| useless(&path, &bad))?;
     let damaged = |what: String| useless(&path, &Bad::Content(what));
     let catalog = Catalog::restore(head.capacity, placed(&arrays), &arrays.held)
         .map_err(|damage| damaged(damage.to_string()))?;
@@ -273,19 +274,23 @@ fn read_sessions(folder: &Folder, catalog: &Head) -> Result<Sessions> {
         return Ok(Sessions::default());
     };
     let bytes = read(&file, &path, sessions::MOST)?;
-    Sessions::read(&bytes, catalog).map_err(|bad| {
+    bytes.and_then(|bytes| Sessions::read(&bytes, catalog)).map_err(|bad| {
         refused(&path, format!("{bad}; nothing was changed: move this file away to start without the sessions that there were, so that their locks are free and abandoned"))
     })
 }
 
-fn read(file: &File, path: &std::path::Path, most: u64) -> Result<Vec<u8>> {
+fn read(
+    file: &File,
+    path: &std::path::Path,
+    most: u64,
+) -> Result<std::result::Result<Vec<u8>, Bad>> {
     let mut bytes = Vec::new();
     let read = file.take(most + 1).read_to_end(&mut bytes);
     read.map_err(|e| Error::os(format!("reading {}", path.display()), e))?;
-    if bytes.len() as u64 > most {
-        return Err(useless(path, &Bad::Content("it is too long".to_owned())));
-    }
-    Ok(bytes)
+    Ok(match bytes.len() as u64 > most {
+        true => Err(Bad::Content("it is too long".to_owned())),
+        false => Ok(bytes),
+    })
 }
 
 /// Makes the file for the memory, with all of its pages: a page that tmpfs has

@@ -104,12 +104,14 @@ impl SlotFiles {
     /// [`Error::State`](crate::Error::State): a file is damaged or foreign.
     pub fn open(&self, catalog: &Catalog, version: u32) -> Result<Kept> {
         let mut kept = Kept::new();
-        if version < 2 {
-            return Ok(kept);
-        }
         for entry in catalog.slots() {
             let path = self.folder.file(&name(entry.base));
-            let Some(file) = self.folder.open_file(&name(entry.base))? else {
+            // A release that kept no messages may have left another's file.
+            let file = match version {
+                ..2 => None,
+                _ => self.folder.open_file(&name(entry.base))?,
+            };
+            let Some(file) = file else {
                 tracing::warn!(path = %path.display(), array = entry.name, "there is no file of these messages: they are torn");
                 continue;
             };

@@ -154,7 +154,7 @@ fn a_server_that_stops_says_so(set: &Set) {
     std::thread::scope(|s| {
         let wait = s.spawn(|| event.wait());
         parked(&server, 1);
-        server.stop();
+        server.stop().unwrap();
         let error = wait.join().unwrap().unwrap_err();
         assert!(error.to_string().contains("server going away"), "{error}");
     });

@@ -48,7 +48,7 @@ Under systemd (Type=notify) the service manager is told when the server is ready
 by NOTIFY_SOCKET, and when it begins to stop.
 
 Exit codes: 0 stopped by a signal, 2 usage, 4 refused (key file, array, state,
-snapshot), 5 any other failure, such as an address in use")]
+snapshot, also the last one), 5 any other failure, such as an address in use")]
 pub struct Serve {
     /// Where to listen; port 0 takes a free one. Repeat for several [default:
     /// port 7117 of every address of this machine]
@@ -211,7 +211,7 @@ impl Serve {
         tracing::info!(signal, clients = server.sessions(), "stopping");
         manager::is_stopping(server.sessions());
         drop(ready_file);
-        server.stop();
+        server.stop()?;
         Ok(Answer::Yes)
     }
 
@@ -337,7 +337,7 @@ fn describe(ready: &Ready, asked: bool) -> String {
     }
     match (ready.origin, ready.life, &ready.restored_from) {
         ("state", Some(life), _) => {
-            text.push_str(&format!("life {life} of its state: all is as it was\n"));
+            text.push_str(&format!("begun from its state, of which this is life {life}\n"));
         }
         (_, _, Some(path)) => text.push_str(&format!("begun from {}\n", path.display())),
         _ => {}

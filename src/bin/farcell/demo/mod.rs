@@ -119,7 +119,7 @@ impl Demo {
         let results = gather(&client, &task, &mut learners, &arrivals, progress)?;
         drop(learners);
         client.close();
-        server.stop();
+        server.stop()?;
         out.print(results.text(), &results.json())?;
         Ok(results.is_ok().into())
     }

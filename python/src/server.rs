@@ -56,7 +56,7 @@ impl Server {
         let key_of = |bytes| Key::new(bytes).map_err(farcell::Error::from);
         let time = |seconds: f64| {
             Duration::try_from_secs_f64(seconds)
-                .map_err(|e| raise(py, "BadArgument", &format!("{seconds} seconds: {e}")))
+                .map_err(|e| raise(py, "BadArgument", &format!("{seconds:?} seconds: {e}")))
         };
         let mut builder = Native::builder(key_of(key).or_raise(py)?).job(job);
         for bind in binds {

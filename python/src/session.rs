@@ -168,13 +168,14 @@ impl Origin {
 }
 
 fn seconds(value: Option<f64>) -> PyResult<Option<Duration>> {
-    value
-        .map(|seconds| {
-            Duration::try_from_secs_f64(seconds.max(0.0)).map_err(|e| {
-                pyo3::exceptions::PyValueError::new_err(format!("{seconds} seconds: {e}"))
-            })
+    // Less than nothing is nothing, but what is no number is no time.
+    let time = |seconds: f64| {
+        let seconds = if seconds < 0.0 { 0.0 } else { seconds };
+        Duration::try_from_secs_f64(seconds).map_err(|e| {
+            pyo3::exceptions::PyValueError::new_err(format!("{seconds:?} seconds: {e}"))
         })
-        .transpose()
+    };
+    value.map(time).transpose()
 }
 
 fn settings_from(dict: &Bound<'_, PyDict>) -> PyResult<Settings> {

@@ -123,4 +123,5 @@ pub use keyfile::{
 pub use layout::Shape;
 pub use server::{RdmaChoice, Server, ServerBuilder};
 pub use state::{Origin, SnapshotInfo, inspect as inspect_snapshot};
+pub use transport::interrupt::ask_while_blocked;
 pub use transport::tcp::{Canceller, Pending};

@@ -2,6 +2,7 @@
 
 use crate::errors::OrRaise;
 use crate::session::{Origin, lock};
+use crate::waiting;
 use farcell::{Client, CounterArray, EventArray};
 use farcell_sys::fork::{self, Generation};
 use pyo3::prelude::*;
@@ -72,6 +73,7 @@ impl<A: Opens> Shared<A> {
     /// [`Origin::client`], the lock is held with the interpreter's and never
     /// while anything blocks.
     pub fn get(&self, py: Python<'_>) -> PyResult<A> {
+        waiting::watch_signals();
         let now = fork::generation();
         if let Some((born, array)) = &*lock(&self.live)
             && *born == now

@@ -7,10 +7,10 @@
 
 #![expect(unsafe_code, reason = "this module is the boundary to the buffer protocol")]
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 
 #[repr(C)]
@@ -31,6 +31,8 @@ struct RawBuffer {
 /// One piece of memory without gaps (`PyBUF_SIMPLE`).
 const SIMPLE: c_int = 0;
 const WRITABLE: c_int = 1;
+/// With what its items are (`PyBUF_ND | PyBUF_FORMAT`).
+const DESCRIBED: c_int = 8 | 4;
 
 unsafe extern "C" {
     fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
@@ -64,8 +66,20 @@ impl Lent {
     }
 
     fn of(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Lent> {
+        let lent = Lent::with(object, if writable { WRITABLE } else { SIMPLE })?;
+        // One that cannot be described, as numpy's dates, holds no objects.
+        if Lent::with(object, DESCRIBED).is_ok_and(|described| described.has_objects()) {
+            // Not a TypeError, which says that something is no buffer.
+            return Err(PyValueError::new_err(
+                "its items are Python objects, whose addresses mean nothing elsewhere: give an \
+                 array of numbers, or pickle it and give the bytes",
+            ));
+        }
+        Ok(lent)
+    }
+
+    fn with(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<Lent> {
         let mut raw = Box::new(MaybeUninit::<RawBuffer>::zeroed());
-        let flags = if writable { WRITABLE } else { SIMPLE };
         // SAFETY: the object is alive and the interpreter attached, as `Bound`
         // says; the view is writable memory of the right size.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), raw.as_mut_ptr(), flags) } != 0 {
@@ -73,6 +87,19 @@ impl Lent {
         }
         // SAFETY: zeroed, which every field may be, and filled in since.
         Ok(Lent { raw: unsafe { raw.assume_init() } })
+    }
+
+    /// Whether there are pointers to Python's objects among its bytes. Only of one
+    /// that was lent with its description.
+    fn has_objects(&self) -> bool {
+        if self.raw.format.is_null() {
+            return false;
+        }
+        // SAFETY: a C string of the exporter's, which is there until the release.
+        let format = unsafe { CStr::from_ptr(self.raw.format) };
+        // Names of fields stand between colons.
+        let types = format.to_bytes().split(|&byte| byte == b':').step_by(2);
+        types.flatten().any(|&byte| byte == b'O')
     }
 
     /// Its bytes.

@@ -1,6 +1,7 @@
 //! Errors of the library as exceptions, whose classes are Python's own
 //! (`farcell/_errors.py`): some have two bases.
 
+use crate::waiting;
 use farcell::Error;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -15,7 +16,10 @@ fn class(error: &Error) -> &'static str {
         Error::BadAddress { .. } => "BadAddress",
         Error::ServerGoingAway { .. } => "ServerGoingAway",
         Error::OutcomeUnknown { .. } => "OutcomeUnknown",
-        Error::AuthenticationFailed { .. } | Error::Impostor { .. } => "AuthenticationError",
+        Error::AuthenticationFailed { .. } | Error::Impostor { .. } | Error::Intercepted { .. } => {
+            "AuthenticationError"
+        }
+        Error::Tls { .. } => "NotEncrypted",
         Error::VersionMismatch { .. } | Error::Protocol { .. } => "ProtocolError",
         Error::OtherJob { .. } => "OtherJob",
         Error::ArrayMismatch { .. } | Error::WrongKind { .. } => "ArrayMismatch",
@@ -43,13 +47,17 @@ fn class(error: &Error) -> &'static str {
         Error::Closed | Error::Forked { .. } => "Closed",
         Error::Bind { .. } | Error::Os { .. } => "SystemRefused",
         Error::Rdma { .. } => "NoRdma",
+        Error::Shm { .. } => "NoSharedMemory",
         _ => "FarcellError",
     }
 }
 
-/// The exception for an error.
+/// The exception for an error, or what a signal handler raised meanwhile.
 pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
-    raise(py, class(error), &error.to_string())
+    match waiting::raised(error) {
+        Some(raised) => raised,
+        None => raise(py, class(error), &error.to_string()),
+    }
 }
 
 /// The exception of this class of `farcell/_errors.py`.

@@ -2,7 +2,7 @@
 
 use crate::errors::{OrRaise, raise};
 use crate::session::lock;
-use farcell::{Key, RdmaChoice, Server as Native};
+use farcell::{Key, RdmaChoice, Server as Native, Tls};
 use farcell_sys::fork::{self, Generation};
 use pyo3::prelude::*;
 use std::mem::ManuallyDrop;
@@ -17,6 +17,7 @@ pub struct Server {
     born: Generation,
     address: String,
     listening: Vec<String>,
+    metrics: Vec<String>,
 }
 
 impl Server {
@@ -33,7 +34,7 @@ impl Server {
 #[pymethods]
 impl Server {
     #[new]
-    #[pyo3(signature = (key, binds, capacity, workers, lease, spin, max_clients, read_only_key, rdma, cpu_domain, job))]
+    #[pyo3(signature = (key, binds, capacity, workers, lease, spin, max_clients, read_only_key, rdma, cpu_domain, job, tls, clear_rdma, metrics))]
     #[expect(clippy::too_many_arguments, reason = "farcell.serve gives each a name")]
     fn new(
         py: Python<'_>,
@@ -48,11 +49,14 @@ impl Server {
         rdma: &str,
         cpu_domain: bool,
         job: &str,
+        tls: &str,
+        clear_rdma: bool,
+        metrics: Option<String>,
     ) -> PyResult<Server> {
         let key_of = |bytes| Key::new(bytes).map_err(farcell::Error::from);
         let time = |seconds: f64| {
             Duration::try_from_secs_f64(seconds)
-                .map_err(|e| raise(py, "BadArgument", &format!("{seconds} seconds: {e}")))
+                .map_err(|e| raise(py, "BadArgument", &format!("{seconds:?} seconds: {e}")))
         };
         let mut builder = Native::builder(key_of(key).or_raise(py)?).job(job);
         for bind in binds {
@@ -81,6 +85,14 @@ impl Server {
             "auto" => RdmaChoice::Auto,
             device => RdmaChoice::Device(device.to_owned()),
         });
+        let bad = |what| farcell::Error::BadSetting { what };
+        builder = builder.tls(tls.parse::<Tls>().map_err(bad).or_raise(py)?);
+        if clear_rdma {
+            builder = builder.clear_rdma();
+        }
+        if let Some(addr) = metrics {
+            builder = builder.metrics(addr);
+        }
         if cpu_domain {
             builder = builder.cpu_domain();
         }
@@ -88,6 +100,7 @@ impl Server {
         Ok(Server {
             address: native.address(),
             listening: native.local_addrs().iter().map(ToString::to_string).collect(),
+            metrics: native.metrics_addrs().iter().map(ToString::to_string).collect(),
             native: Mutex::new(Some(ManuallyDrop::new(native))),
             born: fork::generation(),
         })
@@ -103,6 +116,12 @@ impl Server {
     #[getter]
     fn listening(&self) -> Vec<String> {
         self.listening.clone()
+    }
+
+    /// Every address on which it serves metrics.
+    #[getter]
+    fn metrics_listening(&self) -> Vec<String> {
+        self.metrics.clone()
     }
 
     /// Whether it runs, in this process.

@@ -9,7 +9,7 @@
 
 use crate::errors::{OrRaise, exception, raise};
 use crate::waiting;
-use farcell::{Client, Key, TransportChoice};
+use farcell::{Client, Key, Tls, TransportChoice};
 use farcell_sys::fork::{self, Generation};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -30,6 +30,8 @@ pub struct Settings {
     pub key_file: Option<String>,
     pub transport: Option<String>,
     pub device: Option<String>,
+    pub tls: Option<String>,
+    pub clear_rdma: bool,
     pub job: String,
     pub timeout: Option<Duration>,
     pub wait_for_server: Option<Duration>,
@@ -39,6 +41,7 @@ pub struct Settings {
 
 impl Settings {
     fn connect(&self) -> farcell::Result<Client> {
+        let bad = |what| farcell::Error::BadSetting { what };
         let mut builder = Client::builder().job(self.job.clone());
         if let Some(address) = &self.address {
             builder = builder.addr(address.clone());
@@ -50,9 +53,13 @@ impl Settings {
             builder = builder.key_file(path);
         }
         if let Some(name) = &self.transport {
-            let choice = name.parse::<TransportChoice>();
-            let bad = |what| farcell::Error::BadSetting { what };
-            builder = builder.transport(choice.map_err(bad)?);
+            builder = builder.transport(name.parse::<TransportChoice>().map_err(bad)?);
+        }
+        if let Some(tls) = &self.tls {
+            builder = builder.tls(tls.parse::<Tls>().map_err(bad)?);
+        }
+        if self.clear_rdma {
+            builder = builder.clear_rdma();
         }
         if let Some(device) = &self.device {
             builder = builder.device(device.clone());
@@ -112,6 +119,7 @@ impl Origin {
     /// are held with the interpreter's lock and never while anything blocks:
     /// so no thread can hold one while another forks.
     pub fn client(&self, py: Python<'_>) -> PyResult<Client> {
+        waiting::watch_signals();
         let now = fork::generation();
         let settings = {
             let mut state = lock(&self.state);
@@ -160,13 +168,14 @@ impl Origin {
 }
 
 fn seconds(value: Option<f64>) -> PyResult<Option<Duration>> {
-    value
-        .map(|seconds| {
-            Duration::try_from_secs_f64(seconds.max(0.0)).map_err(|e| {
-                pyo3::exceptions::PyValueError::new_err(format!("{seconds} seconds: {e}"))
-            })
+    // Less than nothing is nothing, but what is no number is no time.
+    let time = |seconds: f64| {
+        let seconds = if seconds < 0.0 { 0.0 } else { seconds };
+        Duration::try_from_secs_f64(seconds).map_err(|e| {
+            pyo3::exceptions::PyValueError::new_err(format!("{seconds:?} seconds: {e}"))
         })
-        .transpose()
+    };
+    value.map(time).transpose()
 }
 
 fn settings_from(dict: &Bound<'_, PyDict>) -> PyResult<Settings> {
@@ -185,6 +194,8 @@ fn settings_from(dict: &Bound<'_, PyDict>) -> PyResult<Settings> {
         key_file: get(dict, "authkey_file")?,
         transport: get(dict, "transport")?,
         device: get(dict, "device")?,
+        tls: get(dict, "tls")?,
+        clear_rdma: get(dict, "clear_rdma")?.unwrap_or_default(),
         job: get(dict, "job")?.unwrap_or_default(),
         timeout: seconds(get(dict, "timeout")?)?,
         wait_for_server: seconds(get(dict, "wait_for_server")?)?,
@@ -235,6 +246,13 @@ impl Session {
         let state = lock(&self.origin.state);
         let now = fork::generation();
         state.client.as_ref().is_some_and(|(born, client)| *born == now && client.is_connected())
+    }
+
+    /// Whether there is a connection at this moment, and it is encrypted.
+    fn is_encrypted(&self) -> bool {
+        let state = lock(&self.origin.state);
+        let now = fork::generation();
+        state.client.as_ref().is_some_and(|(born, client)| *born == now && client.is_encrypted())
     }
 
     /// Ends the session, for this process.

@@ -5,6 +5,7 @@ use crate::session::lock;
 use farcell::{Canceller, Error, WaitOptions};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::cell::Cell;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,6 +27,39 @@ pub fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
 /// Whether this is the main thread: it has the number of the process.
 fn is_main() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
+}
+
+/// What a handler has raised while an operation was blocked, until the operation
+/// has ended with it.
+static RAISED: Mutex<Option<PyErr>> = Mutex::new(None);
+
+/// Operations of the main thread that have no answer yet look whether a signal has
+/// come. Cheap enough for each of them: all but the first find it done.
+pub fn watch_signals() {
+    thread_local! {
+        static DONE: Cell<bool> = const { Cell::new(false) };
+    }
+    if !DONE.replace(true) && is_main() {
+        farcell::ask_while_blocked(Some(handler_raises));
+    }
+}
+
+fn handler_raises() -> bool {
+    // Not so as the interpreter ends.
+    let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
+    let ends = raised.is_some();
+    if ends {
+        *lock(&RAISED) = raised;
+    }
+    ends
+}
+
+/// What a handler has raised, if that is why an operation ended with this error.
+pub fn raised(error: &Error) -> Option<PyErr> {
+    match error {
+        Error::Cancelled | Error::OutcomeUnknown { .. } if is_main() => lock(&RAISED).take(),
+        _ => None,
+    }
 }
 
 /// Waits without the interpreter's lock. In the main thread, the only one that

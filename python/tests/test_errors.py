@@ -131,3 +131,10 @@ def test_a_lost_peer_ends_a_wait():
             assert isinstance(caught.value, ConnectionError)
         child.join()
         client.close()
+
+
+@pytest.mark.parametrize("what", ["timeout", "wait_for_server", "reconnect_for", "spin"])
+def test_times_that_are_none(server, what):
+    for bad in [float("nan"), float("inf"), 1e300]:
+        with pytest.raises(ValueError, match=f"^{bad!r} seconds|^NaN seconds|^1e300 seconds"):
+            farcell.connect(server.address, authkey=KEY, **{what: bad})

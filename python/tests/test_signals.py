@@ -92,3 +92,115 @@ def test_a_handler_that_returns_does_not_end_a_wait(client, name):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert len(seen) == 3
+
+
+# Operations that wait for nobody, on a server that does not answer.
+OPERATIONS = {
+    "an event": "event.is_set()",
+    "an event that is set": "event.set()",
+    "a view": "events.snapshot()",
+    "a lock": "client.lock('another').locked()",
+    "a list": "client.list()",
+    "a new array": "client.counters('new', 4)",
+    "a message": "slot.write(b'1')",
+    "a message that is read": "slot.read()",
+}
+
+
+@pytest.mark.parametrize("state", ["stopped", "killed"])
+@pytest.mark.parametrize("what", OPERATIONS)
+def test_ctrl_c_ends_an_operation_without_an_answer(what, state, tmp_path):
+    serve = (
+        "import farcell, signal\n"
+        "server = farcell.serve('127.0.0.1:0', authkey=b'a key for the tests')\n"
+        "print(server.address, flush=True)\n"
+        "signal.pause()\n"
+    )
+    program = f"""
+import sys, farcell
+client = farcell.connect(
+    sys.argv[1], authkey=b"a key for the tests", transport="tcp", reconnect_for=60
+)
+events = client.events("e", 4)
+event, slot = events[0], client.slots("s", 1, 8)[0]
+slot.write(b"0")
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print("begins", flush=True)
+    {OPERATIONS[what]}
+    print("done", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, "-c", serve], **pipes)
+    child = None
+    try:
+        address = server.stdout.readline().strip()
+        child = subprocess.Popen([sys.executable, "-c", program, address], **pipes)
+        assert child.stdout.readline() == "ready\n"
+        server.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+        time.sleep(0.1)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "begins\n"
+        time.sleep(0.4)
+        begun = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - begun < 3
+    finally:
+        server.kill()
+        server.wait(10)
+        if child is not None:
+            child.kill()
+            child.wait(10)
+
+
+def test_an_answer_that_nobody_waits_for_harms_nothing(name):
+    """The session goes on where an operation was interrupted before its answer."""
+    program = f"""
+import sys, farcell
+client = farcell.connect(sys.argv[1], authkey=b"a key for the tests", transport="tcp")
+counter = client.counters({name!r}, 1).counter_at(0)
+counter.add(1)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    counter.add(1)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+print(counter.value, counter.add(1), counter.value, client.is_connected(), flush=True)
+"""
+    serve = (
+        "import farcell, signal\n"
+        "server = farcell.serve('127.0.0.1:0', authkey=b'a key for the tests')\n"
+        "print(server.address, flush=True)\n"
+        "signal.pause()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, "-c", serve], **pipes)
+    child = None
+    try:
+        address = server.stdout.readline().strip()
+        child = subprocess.Popen([sys.executable, "-c", program, address], **pipes)
+        assert child.stdout.readline() == "ready\n"
+        server.send_signal(signal.SIGSTOP)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        time.sleep(0.5)
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "interrupted\n"
+        server.send_signal(signal.SIGCONT)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        # It was sent, and has happened once.
+        assert child.stdout.readline() == "2 2 3 True\n"
+    finally:
+        server.kill()
+        server.wait(10)
+        if child is not None:
+            child.kill()
+            child.wait(10)

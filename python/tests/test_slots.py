@@ -183,3 +183,21 @@ def test_gossip_skips_what_was_not_read_and_counts_staleness(client, name):
     assert sync[0] == 0
     with pytest.raises(farcell.BadArgument):
         farcell.GossipBuffer(topology, model, None, [[None]], written, sync)
+
+
+def test_arrays_of_python_objects_are_refused(client, name):
+    """Their bytes are addresses: read into, they would crash the interpreter."""
+    numpy = pytest.importorskip("numpy")
+    slot = client.slots(name, 1, 64)[0]
+    version = slot.write(bytes(64))
+    fields = numpy.dtype([("number", "i8"), ("what", "O")])
+    for objects in [numpy.array([None] * 8, dtype=object), numpy.zeros(2, dtype=fields)]:
+        with pytest.raises(ValueError, match="Python objects"):
+            slot.write(objects)
+        with pytest.raises(ValueError, match="Python objects"):
+            slot.read_into(objects)
+    assert slot.version() == version
+    # A field that is only named so, and dates, which numpy does not describe.
+    for numbers in [numpy.zeros(4, dtype=[("O", "i8")]), numpy.zeros(4, dtype="M8[s]")]:
+        assert slot.write(numbers) > version
+        assert slot.read_into(numpy.zeros(8, numbers.dtype)) > version

@@ -9,13 +9,15 @@ mod steps;
 
 pub use steps::{Step, explain, steps};
 
+use super::secure::ENV_TLS;
 use super::{Client, ClientBuilder, ENV_ADDR};
 use crate::addr::DEFAULT_PORT;
-use crate::auth::Key;
+use crate::auth::{Key, Tls};
 use crate::engine::lock;
 use crate::error::{Error, Result};
 use crate::keyfile;
 use crate::server::{RdmaChoice, Server};
+use crate::tls;
 use farcell_sys::fork::{self, Generation};
 use sha2::{Digest, Sha256};
 use std::fs::OpenOptions;
@@ -240,6 +242,17 @@ struct Served {
 
 static SERVED: Mutex<Vec<&'static Served>> = Mutex::new(Vec::new());
 
+/// Whether the server that nobody named encrypts: as the environment says, so that
+/// who requires it is not refused by a server of its own.
+fn served_tls() -> Result<Tls> {
+    let said = environment(ENV_TLS).map(|text| text.parse()).transpose();
+    let tls = said.map_err(|why| Error::BadSetting { what: format!("{ENV_TLS}: {why}") })?;
+    Ok(match tls.unwrap_or(Tls::Off) {
+        Tls::Auto if !tls::IS_BUILT => Tls::Off,
+        tls => tls,
+    })
+}
+
 /// The server of this process for a job, started if there is none.
 fn serve(
     job: &str,
@@ -255,7 +268,7 @@ fn serve(
     let builder = Server::builder(key.clone()).bind(bind).job(job);
     // An adapter has nothing to do for clients of this machine.
     let rdma = if bind.starts_with("127.") { RdmaChoice::Off } else { RdmaChoice::Auto };
-    let server = builder.rdma(rdma).start()?;
+    let server = builder.rdma(rdma).tls(served_tls()?).start()?;
     let address = reachable(&server);
     // It is never dropped, as a static is not: a child that was forked must
     // not wait for threads that it does not have.

@@ -2,6 +2,7 @@
 
 pub(crate) mod connect;
 pub(crate) mod fell;
+pub(crate) mod interrupt;
 pub(crate) mod keeper;
 pub(crate) mod rdma;
 pub(crate) mod shm;

@@ -62,6 +62,8 @@ def connect(
     authkey_file: str | os.PathLike[str] | None = None,
     transport: str | None = None,
     device: str | None = None,
+    tls: str | None = None,
+    clear_rdma: bool = False,
     job: str | None = None,
     timeout: float = 5.0,
     wait_for_server: float = 0.0,
@@ -78,6 +80,10 @@ def connect(
     Without an address it is found as `farcell.launch` says: `FARCELL_ADDR`, the
     address file, the launcher (torchrun, mpirun, srun: rank 0 serves, the others
     find it), this user's server on this machine, a private one in this process.
+
+    `tls` is "off", "auto" or "require"; without it `FARCELL_TLS` counts, and without
+    that it is as the server offers. Where it is "require" there is no RDMA, unless
+    `clear_rdma` allows it in clear.
     """
     from . import launch
 
@@ -88,6 +94,8 @@ def connect(
         "authkey_file": key_file,
         "transport": transport,
         "device": device,
+        "tls": tls,
+        "clear_rdma": clear_rdma,
         "job": job,
         "timeout": timeout,
         "wait_for_server": wait_for_server,
@@ -120,6 +128,9 @@ def serve(
     rdma: str = "auto",
     cpu_domain: bool = False,
     job: str = "",
+    tls: str | None = None,
+    clear_rdma: bool = False,
+    metrics: Address | None = None,
 ) -> Server:
     """Runs a server in this process, on threads of its own, until `stop()`.
 
@@ -127,6 +138,9 @@ def serve(
     port 0 takes a free one, and `address` says which. The key is found as by
     `connect`; the user's own is made if there is none. RDMA is offered where a
     device works; `rdma` can also be "off", or name the device.
+
+    `tls` is "off", "auto" or "require"; without it `FARCELL_TLS` counts, and without
+    that it is "off". `metrics` is where a page for Prometheus is served.
     """
     key, key_file = _key(authkey, authkey_file, create=True)
     if key is None:
@@ -143,6 +157,9 @@ def serve(
         rdma,
         cpu_domain,
         job,
+        tls if tls is not None else os.environ.get("FARCELL_TLS") or "off",
+        clear_rdma,
+        None if metrics is None else _address(metrics),
     )
     _sessions._ports.update(int(one.rpartition(":")[2]) for one in server.listening)
     return server

@@ -47,7 +47,11 @@ class BrokenBarrierError(FarcellError, threading.BrokenBarrierError):
 
 
 class AuthenticationError(FarcellError, multiprocessing.AuthenticationError):
-    """The keys do not match."""
+    """The keys do not match, or someone stands between the two ends."""
+
+
+class NotEncrypted(FarcellError, ConnectionRefusedError):
+    """One side wants to encrypt and the other does not."""
 
 
 class OtherJob(FarcellError, ConnectionRefusedError):
@@ -108,6 +112,10 @@ class NoKey(FarcellError):
 
 class NoRdma(FarcellError, ConnectionError):
     """RDMA was asked for and cannot be had."""
+
+
+class NoSharedMemory(FarcellError, ConnectionError):
+    """Shared memory was asked for and cannot be had."""
 
 
 class SystemRefused(FarcellError, OSError):

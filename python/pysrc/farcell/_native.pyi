@@ -45,6 +45,8 @@ class Session:
     def _list(self) -> list[tuple[str, str, int, int]]: ...
     def is_connected(self) -> bool:
         """Whether there is a connection at this moment."""
+    def is_encrypted(self) -> bool:
+        """Whether there is a connection at this moment, and it is encrypted."""
     def close(self) -> None:
         """Ends the session, for this process and all handles of it."""
     def join(self, name: str) -> None:
@@ -440,6 +442,9 @@ class Server:
         rdma: str,
         cpu_domain: bool,
         job: str,
+        tls: str,
+        clear_rdma: bool,
+        metrics: str | None,
     ) -> Server: ...
     @property
     def address(self) -> str:
@@ -447,6 +452,9 @@ class Server:
     @property
     def listening(self) -> list[str]:
         """Every address that it listens on."""
+    @property
+    def metrics_listening(self) -> list[str]:
+        """Every address on which it serves metrics."""
     @property
     def is_running(self) -> bool: ...
     def sessions(self) -> int: ...

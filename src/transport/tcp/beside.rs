@@ -3,6 +3,7 @@
 //! between the socket and the caller's own memory.
 
 use super::super::connect::{connect, plain};
+use super::super::interrupt;
 use super::super::socket::Socket;
 use super::Failure;
 use super::link::Link;
@@ -170,6 +171,9 @@ impl Connection {
 
     /// Whether it may still work although this came instead of bytes.
     fn goes_on(&self, link: &Link, error: &io::Error) -> Result<(), Trouble> {
+        if interrupt::gives_up() {
+            return Err(Trouble::Broken(Error::Cancelled.into()));
+        }
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
             io::ErrorKind::WouldBlock => self.is_alive(link),
@@ -314,6 +318,9 @@ impl Link {
                 let why = format!("no connection for messages for {time}: {last}");
                 return Err(Error::Unreachable { addr: self.addr(), why }.into());
             }
+            if interrupt::gives_up() {
+                return Err(Error::Cancelled.into());
+            }
             std::thread::sleep(PAUSE);
         }
     }
@@ -414,9 +421,16 @@ impl Link {
         };
         // The same number each time: it is done once by one server, and again
         // by one that has lost what it had.
-        self.beside(|link, connection| {
+        let put = self.beside(|link, connection| {
             connection.send(link, SlotTag::Write, &request, bytes)?;
             Ok(Version::of(connection.answer(link, WRITTEN)?.word))
+        });
+        put.map_err(|failure| match failure {
+            // It may have arrived.
+            Failure::Error(Error::Cancelled) => {
+                interrupt::given_up(self.addr(), "write", true).into()
+            }
+            failure => failure,
         })
     }
 

@@ -12,6 +12,7 @@
 
 use super::super::Follower;
 use super::super::connect::Target;
+use super::super::interrupt;
 use super::super::socket::Socket;
 use super::Failure;
 use super::beside::Pool;
@@ -202,7 +203,7 @@ impl Link {
     /// Waits for the answer to a request.
     pub(super) fn collect(&self, id: u64) -> Result<Reply, Failure> {
         self.pump_until(
-            &mut Begun::default(),
+            &mut Begun::interruptible(),
             None,
             |link, state, begun| {
                 let Some(at) = state.call_at(id) else {
@@ -216,6 +217,17 @@ impl Link {
                     };
                     state.drop_finished();
                     return Some(answer);
+                }
+                if begun.is_given_up() {
+                    let call = &state.calls[at];
+                    let may_have = call.sent && !call.reads;
+                    let error = interrupt::given_up(link.addr(), call.name, may_have);
+                    // Where it is on its way its answer still comes, to nobody.
+                    match state.socket.is_some() && call.sent {
+                        true => state.calls[at].status = Status::Finished,
+                        false => state.give_up(at),
+                    }
+                    return Some(Err(error.into()));
                 }
                 if let Some(error) = link.given_up(state, at, begun) {
                     state.give_up(at);
@@ -261,6 +273,9 @@ impl Link {
                     _ => None,
                 }
             };
+            if interrupt::gives_up() {
+                return Err(Error::Cancelled.into());
+            }
             match step {
                 Some(socket) => {
                     let soon = Instant::now() + Duration::from_millis(20);

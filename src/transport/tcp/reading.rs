@@ -2,6 +2,7 @@
 
 use super::super::Bell;
 use super::super::connect::plain;
+use super::super::interrupt;
 use super::super::socket::Socket;
 use super::link::Link;
 use super::state::{Answer, Reply, State};
@@ -34,11 +35,35 @@ pub(super) struct Inbox {
 /// When an operation began, as far as patience with a lost connection goes.
 /// Filled in with the first look at one: the others spare the clock.
 #[derive(Debug, Default)]
-pub(super) struct Begun(pub(super) Option<Instant>);
+pub(super) struct Begun {
+    at: Option<Instant>,
+    /// Whether the thread is asked whether to give up, and what it said.
+    asks: bool,
+    gives_up: bool,
+}
 
 impl Begun {
+    pub(super) fn at(at: Instant) -> Begun {
+        Begun { at: Some(at), ..Begun::default() }
+    }
+
+    /// One that its thread can give up; see [`interrupt`].
+    pub(super) fn interruptible() -> Begun {
+        Begun { asks: interrupt::is_asked(), ..Begun::default() }
+    }
+
     pub(super) fn get(&mut self) -> Instant {
-        *self.0.get_or_insert_with(Instant::now)
+        *self.at.get_or_insert_with(Instant::now)
+    }
+
+    /// Whether its thread has given it up.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.gives_up
+    }
+
+    /// Asks the thread. No lock may be held.
+    fn ask(&mut self) {
+        self.gives_up = self.gives_up || (self.asks && interrupt::gives_up());
     }
 }
 
@@ -122,11 +147,20 @@ impl Link {
                 Step::Lead(socket, bell) => {
                     leading = true;
                     locked = self.lead(&socket, bell.as_deref(), deadline);
+                    if locked.is_none() {
+                        // Nothing came: a signal, perhaps.
+                        begun.ask();
+                    }
                 }
-                Step::Sleep(until) => PARKER.with(|p| match until {
-                    Some(until) => p.park_deadline(until),
-                    None => p.park(),
-                }),
+                Step::Sleep(until) => {
+                    // A signal does not end this sleep.
+                    let look = begun.asks.then(|| Instant::now() + interrupt::LOOK);
+                    PARKER.with(|p| match [until, look].into_iter().flatten().min() {
+                        Some(until) => p.park_deadline(until),
+                        None => p.park(),
+                    });
+                    begun.ask();
+                }
             }
         }
     }
@@ -266,8 +300,7 @@ impl Link {
             Ok(n) => n,
             Err(e) => match e.kind() {
                 // Not lost, but the caller looks around before it reads again.
-                io::ErrorKind::Interrupted => return Got::Some(lock(&self.state)),
-                io::ErrorKind::WouldBlock => return Got::Nothing,
+                io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => return Got::Nothing,
                 _ => {
                     self.broken(socket, &plain(&e));
                     return Got::Lost;

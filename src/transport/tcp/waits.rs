@@ -76,7 +76,7 @@ impl Link {
         // any other operation does.
         let at_once = timeout.is_some_and(|t| t.is_zero());
         let mut deadline = timeout.filter(|_| !at_once).and_then(|t| begun.checked_add(t));
-        let mut patience = Begun(Some(begun));
+        let mut patience = Begun::at(begun);
         let id = {
             let _writing = lock(&self.writing);
             let mut state = lock(&self.state);

@@ -103,7 +103,10 @@ fn a_holder_that_is_killed_is_missed_and_its_lock_comes_free() {
 #[test]
 fn a_holder_that_was_stopped_past_its_lease_changes_nothing() {
     stopped(&short(server()), TransportChoice::Shm);
-    stopped_at_work(&short(server()), TransportChoice::Shm);
+    // It depends on which thread of his goes on first.
+    for _ in 0..3 {
+        stopped_at_work(&short(server()), TransportChoice::Shm);
+    }
 }
 
 /// A party whose lease is over while it is stopped comes back as one that is new,

@@ -28,9 +28,9 @@ pub fn hold_if_asked() {
     println!("#holding {}", guard.token());
     if works {
         // Until we were stopped. No other thread of ours has had a word yet then.
-        let mut last = Instant::now();
-        while last.elapsed() < Duration::from_secs(1) {
-            last = Instant::now();
+        let (mut last, mut now) = (Instant::now(), Instant::now());
+        while now - last < Duration::from_secs(1) {
+            (last, now) = (now, Instant::now());
         }
     } else {
         std::io::stdin().lock().read_line(&mut String::new()).unwrap();

@@ -8,7 +8,7 @@
 
 mod common;
 use common::rdma::{LONG, ServerProcess, device, over, rdma_server};
-use common::sync::{alone, hold_if_asked, killed, mixed, short, stopped};
+use common::sync::{alone, hold_if_asked, killed, mixed, short, stopped, stopped_at_work};
 use farcell::TransportChoice;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -90,5 +90,6 @@ fn a_holder_that_is_killed_is_missed_and_its_lock_comes_free() {
 fn a_holder_that_was_stopped_past_its_lease_changes_nothing() {
     if device() {
         stopped(&short(rdma_server()), TransportChoice::Rdma);
+        stopped_at_work(&short(rdma_server()), TransportChoice::Rdma);
     }
 }

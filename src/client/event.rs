@@ -135,7 +135,9 @@ impl Event {
     }
 
     /// As [`wait`](Self::wait), for this long at most. `false`: the time was
-    /// over. With a time of 0 it says whether the event is set.
+    /// over. With a time of 0 it says whether the event is set. While the
+    /// connection is lost, or the server is slow to answer, the time may be over
+    /// with the event set.
     ///
     /// # Errors
     /// As [`is_set`](Self::is_set).

@@ -5,8 +5,8 @@ mod later;
 use super::array::{Array, array_handle};
 use crate::cell::{Op, WAITING, is_waiting, sync};
 use crate::error::{Error, Result};
-use crate::transport::Failure;
 use crate::transport::tcp::{Canceller, Patience};
+use crate::transport::{CellOp, Failure, Transport};
 use crate::wire::{AcquireRecord, Refusal};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -272,13 +272,22 @@ impl LockGuard {
         }
         let Lock { array, offset, .. } = &self.lock;
         match array.attempt(Op::Release, *offset, self.token, u64::from(self.seat)) {
-            // As long as the session lives nobody else frees it. If it was free
-            // already, an RDMA connection broke behind the first attempt.
-            Ok(_) if self.is_of_this_session() => Ok(()),
             Ok(word) => {
                 let found = sync::Lock::of(word);
-                let ours = found.seat == self.seat && found.token == self.token;
-                if ours { Ok(()) } else { Err(self.lost()) }
+                if found.seat == self.seat && found.token == self.token {
+                    return Ok(());
+                }
+                // As long as the session lives nobody else frees it, so an RDMA
+                // connection broke behind the first attempt. But who changes the
+                // cells by himself may not have heard yet that it is over.
+                let link = &array.client.core.link;
+                let look =
+                    CellOp { op: Op::Load, array: array.number, offset: *offset, a: 0, b: 0 };
+                match Transport::execute(&**link, look) {
+                    Ok(_) if self.is_of_this_session() => Ok(()),
+                    Ok(_) => Err(self.lost()),
+                    Err(failure) => Err(array.explain(failure, "unlock")),
+                }
             }
             Err(Failure::Refused(Refusal::StaleSeat, _)) => Err(self.lost()),
             Err(failure) => Err(array.explain(failure, "unlock")),

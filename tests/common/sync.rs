@@ -20,12 +20,21 @@ pub fn hold_if_asked() {
         return;
     };
     let (addr, name) = what.split_once(' ').unwrap();
+    let (name, works) = name.strip_suffix(" at work").map_or((name, false), |name| (name, true));
     let choice = if name == "rdma" { TransportChoice::Rdma } else { TransportChoice::Shm };
     let client = over_at(addr, choice);
     client.join("holder").unwrap();
     let guard = client.locks("l", 1, 1).unwrap().at(0, 0).unwrap().lock().unwrap();
     println!("#holding {}", guard.token());
-    std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+    if works {
+        // Until we were stopped. No other thread of ours has had a word yet then.
+        let (mut last, mut now) = (Instant::now(), Instant::now());
+        while now - last < Duration::from_secs(1) {
+            (last, now) = (now, Instant::now());
+        }
+    } else {
+        std::io::stdin().lock().read_line(&mut String::new()).unwrap();
+    }
     match guard.unlock() {
         Err(Error::LeaseLost { .. }) => println!("#late"),
         other => println!("#unlocked {other:?}"),
@@ -41,8 +50,17 @@ struct Holder {
 
 impl Holder {
     fn start(addr: &str, choice: TransportChoice) -> Holder {
+        Holder::start_at(addr, choice, "")
+    }
+
+    /// One that holds it at work, until it has been stopped.
+    fn start_at_work(addr: &str, choice: TransportChoice) -> Holder {
+        Holder::start_at(addr, choice, " at work")
+    }
+
+    fn start_at(addr: &str, choice: TransportChoice, what: &str) -> Holder {
         let name = if choice == TransportChoice::Rdma { "rdma" } else { "shm" };
-        let mut command = role("role_of_the_holder", ROLE, format!("{addr} {name}"));
+        let mut command = role("role_of_the_holder", ROLE, format!("{addr} {name}{what}"));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = Another::start(command);
         let lines = BufReader::new(process.0.stdout.take().unwrap()).lines();
@@ -168,6 +186,19 @@ pub fn stopped(server: &Server, choice: TransportChoice) {
     guard.check().unwrap();
     guard.unlock().unwrap();
     assert_eq!(lock.token().unwrap(), 2);
+}
+
+/// Whoever unlocks in the moment in which he goes on, before anything has told him
+/// that his lease is over, hears it all the same.
+pub fn stopped_at_work(server: &Server, choice: TransportChoice) {
+    let mut holder = Holder::start_at_work(&server.address(), choice);
+    let (_client, lock) = another(server, choice);
+    holder.process.signal("STOP");
+    let guard = lock.lock_timeout(LONG).unwrap().unwrap();
+    holder.process.signal("CONT");
+    assert_eq!(holder.hear(), "late");
+    guard.check().unwrap();
+    guard.unlock().unwrap();
 }
 
 /// A server whose lease is soon over.

@@ -53,12 +53,22 @@ impl Done {
 /// # Panics
 /// It has more than [`MOST`] calls.
 pub fn is_linearizable(calls: &[Call]) -> bool {
+    is_linearizable_within(calls, usize::MAX).expect("there are fewer states")
+}
+
+/// As [`is_linearizable`]; `None` if that is still open after so many states.
+///
+/// # Panics
+/// It has more than [`MOST`] calls.
+pub fn is_linearizable_within(calls: &[Call], states: usize) -> Option<bool> {
     assert!(calls.len() <= MOST, "a history of {} calls is too long", calls.len());
     let mut calls: Vec<&Call> = calls.iter().collect();
     // Those that end first are the likely next ones.
     calls.sort_by_key(|call| (call.end, call.begin));
     let better: Vec<Option<usize>> =
         (0..calls.len()).map(|i| (0..i).rev().find(|&j| is_as_good(calls[j], calls[i]))).collect();
+    // Where the value only grows, a call that returned less than it is has come too late.
+    let grows = calls.iter().all(|call| matches!(call.op, Op::Add(1..)) || call.op.only_reads());
     let first = Done([0; MOST / 64]);
     let mut seen = HashSet::from([(first, State::default())]);
     // An explicit stack: what is done, the state, the latest begin of what is done.
@@ -67,8 +77,17 @@ pub fn is_linearizable(calls: &[Call]) -> bool {
         let left = || calls.iter().enumerate().filter(|(i, _)| !done.has(*i));
         // Whoever has ended before another one began comes before it.
         let Some(first_end) = left().filter(|(_, c)| c.happened).map(|(_, c)| c.end).min() else {
-            return true;
+            return Some(true);
         };
+        if grows
+            && left()
+                .any(|(_, call)| call.happened && call.ret.is_some_and(|r| r.is_below(state.value)))
+        {
+            continue;
+        }
+        if seen.len() > states {
+            return None;
+        }
         let next: Vec<_> = left()
             .filter(|(_, call)| call.begin <= first_end && call.end >= latest)
             .filter(|(i, _)| better[*i].is_none_or(|better| done.has(better)))
@@ -80,7 +99,7 @@ pub fn is_linearizable(calls: &[Call]) -> bool {
             .collect();
         open.extend(next.into_iter().rev());
     }
-    false
+    Some(false)
 }
 
 /// Whether the first one, if it is done in place of the second, explains all that this

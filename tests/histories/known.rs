@@ -1,7 +1,7 @@
 //! The judge itself: histories of which it is known what they are, and many made by
 //! chance, which another judge looks at too.
 
-use crate::checker::{Call, NEVER, is_linearizable};
+use crate::checker::{Call, NEVER, is_linearizable, is_linearizable_within};
 use crate::common::random;
 use crate::shown::{shown, smaller};
 use crate::spec::{Op, Ret, State};
@@ -221,6 +221,35 @@ fn long_histories_take_no_time() {
     let mut history = made(&mut seed, 6, 10);
     history.extend((0..12).map(|i| perhaps(1000 + i, Op::Add(1), 50, NEVER)));
     is_linearizable(&history);
+}
+
+/// As with the domain rule off: two add many at once, two add one by one beside them,
+/// and every third add is lost.
+#[test]
+fn lost_adds_among_many_at_once_are_soon_found_and_made_small() {
+    let mut moments: Vec<(u64, u64, u64)> = Vec::new();
+    for i in 0..40 {
+        moments.push((100 + 10 * i, 100, 600));
+        moments.push((105 + 10 * i, 90, 700));
+    }
+    for i in 0..20 {
+        moments.push((101 + 20 * i, 98 + 20 * i, 110 + 20 * i));
+    }
+    moments.sort_unstable();
+    let mut value = 0;
+    let history: Vec<Call> = (1..)
+        .zip(moments)
+        .map(|(number, (_, begin, end))| {
+            let call = call(number, Op::Add(1), Value(value), begin, end);
+            value += i64::from(number % 3 != 0);
+            call
+        })
+        .collect();
+    assert_eq!(is_linearizable_within(&history, 1000), Some(false));
+    let small = smaller(&history);
+    let counts = small.iter().filter(|call| call.happened).count();
+    println!("{}", shown(&small));
+    assert!(counts <= 4 && !is_linearizable(&small), "{}", shown(&small));
 }
 
 #[test]

@@ -67,6 +67,11 @@ fn rounds(usual: u64, menu: Menu) {
 }
 
 #[test]
+fn while_nothing_happens() {
+    rounds(4, Menu::Quiet);
+}
+
+#[test]
 fn while_connections_are_cut_and_clients_die() {
     rounds(8, Menu::Clients);
 }

@@ -45,7 +45,7 @@ fn stores(lies: bool) -> Seen {
     let early = lies.then_some(Duration::from_millis(early));
     let (direct, between) = (addr.to_string(), early::start(addr, early));
     let run = run * 1_000_000;
-    let plan = Plan { seed: seed(), begin: 0, run, runs, calls: 6, what: 3 };
+    let plan = Plan { seed: seed(), begin: 0, run, runs, calls: 6, what: 3, timeouts_tell: true };
     let clients = [
         (TransportChoice::Tcp, between.as_str(), 3),
         (TransportChoice::Tcp, direct.as_str(), 3),
@@ -79,7 +79,15 @@ fn adds(broken: bool, runs: usize) -> Seen {
     }
     let server = builder.start().unwrap();
     let addr = server.address();
-    let plan = Plan { seed: seed(), begin: 0, run: 150_000_000, runs, calls: 10, what: 2 };
+    let plan = Plan {
+        seed: seed(),
+        begin: 0,
+        run: 150_000_000,
+        runs,
+        calls: 10,
+        what: 2,
+        timeouts_tell: true,
+    };
     let clients = [
         (TransportChoice::Rdma, addr.as_str(), 2),
         (TransportChoice::Tcp, addr.as_str(), 1),

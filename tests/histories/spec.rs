@@ -99,6 +99,13 @@ impl Op {
     }
 }
 
+impl Ret {
+    /// Whether it is a value, and smaller than this one.
+    pub fn is_below(self, value: i64) -> bool {
+        matches!(self, Ret::Value(returned) if returned < value)
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

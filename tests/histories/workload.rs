@@ -5,7 +5,7 @@ use crate::common::random;
 use crate::journal::{Journal, Kind, Outcome, now};
 use crate::spec::{Op, Ret};
 use farcell::{Client, CounterArray, Error, Event, EventArray, Lock, LockArray, LockGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What all clients of a round have in common.
 #[derive(Clone, Copy, Debug)]
@@ -21,18 +21,23 @@ pub struct Plan {
     /// 0: all kinds of calls; 1: adds alone, as many at once as there can be; 2: as
     /// 1, and each by itself; 3: stores and loads alone.
     pub what: u64,
+    /// Whether a wait that says that its time was over is held to that: the event was
+    /// not set at some moment of it. Not where anything is cut or stopped: without an
+    /// answer of the server in time nobody can know.
+    pub timeouts_tell: bool,
 }
 
 impl Plan {
     /// As one word, for another process.
     pub fn to_words(self) -> String {
-        let Plan { seed, begin, run, runs, calls, what } = self;
-        format!("{seed},{begin},{run},{runs},{calls},{what}")
+        let Plan { seed, begin, run, runs, calls, what, timeouts_tell } = self;
+        format!("{seed},{begin},{run},{runs},{calls},{what},{}", u64::from(timeouts_tell))
     }
 
     pub fn from_words(words: &str) -> Plan {
         let n: Vec<u64> = words.split(',').map(|n| n.parse().unwrap()).collect();
-        Plan { seed: n[0], begin: n[1], run: n[2], runs: n[3] as usize, calls: n[4], what: n[5] }
+        let (runs, timeouts_tell) = (n[3] as usize, n[6] == 1);
+        Plan { seed: n[0], begin: n[1], run: n[2], runs, calls: n[4], what: n[5], timeouts_tell }
     }
 
     /// The arrays of the round: a cell for each run.
@@ -56,10 +61,14 @@ const AT_ONCE: u64 = 40;
 /// How long a thread waits for a lock.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// Longest time of a wait of a millisecond that the server has answered for certain.
+const ANSWERED: Duration = Duration::from_millis(400);
+
 /// Does what a thread does, until the last run is over.
 pub fn work(plan: &Plan, client: &Client, journal: Journal, process: usize, thread: usize) {
     let (events, counters, locks) = plan.arrays(client);
-    let mut worker = Worker { journal, seed: 0, made: 0, me: (process * 64 + thread) as i64 };
+    let (me, timeouts_tell) = ((process * 64 + thread) as i64, plan.timeouts_tell);
+    let mut worker = Worker { journal, seed: 0, made: 0, me, timeouts_tell };
     let mut next = 0;
     loop {
         let since = now().saturating_sub(plan.begin);
@@ -100,6 +109,7 @@ struct Worker {
     /// So that no two stored values are the same.
     made: i64,
     me: i64,
+    timeouts_tell: bool,
 }
 
 /// What an operation came to.
@@ -132,15 +142,17 @@ impl Worker {
             6 => Op::IsSet,
             _ => Op::Transitions,
         };
-        let waits = random(&mut self.seed, 2) == 0;
+        let (waits, tells) = (random(&mut self.seed, 2) == 0, self.timeouts_tell);
+        let begun = Instant::now();
         self.call(Kind::Event, run, op, || match op {
             Op::Set => outcome(event.set(), Ret::Bool),
             Op::Clear => outcome(event.clear(), Ret::Bool),
             Op::Take => outcome(event.take(), Ret::Bool),
-            // A wait returns true if it was set at some moment of it, and false if its
-            // time was over, which tells nothing where the server was away.
+            // A wait returns true if it was set at some moment of it, and false if it was
+            // clear at some moment of it, and its time was over; or if the server has
+            // not said within half a second how it was.
             Op::IsSet if waits => match event.wait_timeout(Duration::from_millis(1)) {
-                Ok(false) => Outcome::Not,
+                Ok(false) if !tells || begun.elapsed() > ANSWERED => Outcome::Not,
                 result => outcome(result, Ret::Bool),
             },
             Op::IsSet => outcome(event.is_set(), Ret::Bool),

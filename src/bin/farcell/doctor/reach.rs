@@ -79,9 +79,10 @@ fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check 
             "server.port",
             "refused: nothing listens at this address; another one of this name is open",
         ),
-        Answer::Refused if target.optional => Check::skipped(
+        Answer::Refused if target.optional => Check::warn(
             "server.port",
-            "refused: no server runs here, and nobody has named one; a program runs a private one",
+            "refused: no server runs here, and nobody has named one; a program runs a private one, and commands find none",
+            "farcell serve",
         ),
         Answer::Refused if addr.ip().is_loopback() => Check::fail(
             "server.port",

@@ -277,6 +277,45 @@ fn the_key() {
 }
 
 #[test]
+fn addresses_that_are_none() {
+    let home = Home::new();
+    for addr in ["a\nb:1", "127.0.0.1:99999", "[fe80::zz]:1", ":1"] {
+        let said = home.run(&["doctor", addr]);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        // A line a check, and what to type is a command.
+        let found: Vec<&str> =
+            said.stdout.lines().filter(|line| line.contains("server.address")).collect();
+        assert_eq!(found.len(), 1, "{said:?}");
+        assert!(found[0].starts_with("FAIL"), "{said:?}");
+        assert!(found[0].ends_with(" -> farcell doctor HOST:PORT"), "{said:?}");
+    }
+    let said = home.run(&["doctor", "nosuch.invalid:1"]);
+    assert!(said.stdout.contains(" -> getent hosts nosuch.invalid\n"), "{said:?}");
+}
+
+#[test]
+#[cfg(feature = "tls")]
+fn encryption() {
+    let mut home = Home::new();
+    let args = ["serve", "--json", "--bind", "127.0.0.1:0", "--tls", "require"];
+    let mut server = Running::start(&mut home.command(&args));
+    home.addr = Some(ready(&mut server)["address"].as_str().unwrap().to_owned());
+    let said = doctor(&home, &["--tls", "off"]);
+    said.has("key.right", "fail", &["told not to encrypt", "export FARCELL_TLS=auto"]);
+    // RDMA is not offered, and the server says why.
+    let said = doctor(&home, &[] as &[&str]);
+    said.has("key.right", "ok", &[]);
+    let why = said.path("rdma")["why"].to_string();
+    assert!(why.contains("does not offer it: TLS is required"), "{why}");
+    drop(server);
+    let args = ["serve", "--json", "--bind", "127.0.0.1:0"];
+    let mut server = Running::start(&mut home.command(&args));
+    home.addr = Some(ready(&mut server)["address"].as_str().unwrap().to_owned());
+    let said = doctor(&home, &["--tls", "require"]);
+    said.has("key.right", "fail", &["offers none", "farcell serve --tls auto"]);
+}
+
+#[test]
 fn a_full_server() {
     let mut home = Home::new();
     let args = ["serve", "--json", "--bind", "127.0.0.1:0", "--max-clients", "1"];
@@ -319,7 +358,7 @@ fn no_shared_memory() {
     let mut server = Running::start(&mut home.command(&args));
     home.addr = Some(ready(&mut server)["address"].as_str().unwrap().to_owned());
     let said = doctor(&home, &[] as &[&str]);
-    said.has("path.shm", "skipped", &["does not offer it", "--no-shm"]);
+    said.has("path.shm", "skipped", &["does not offer it: it was told not to", "--no-shm"]);
     said.has("path.chosen", "ok", &["tcp: "]);
     assert_eq!(said.path("tcp")["chosen"], true);
     // Asked for, it must be there.

@@ -42,6 +42,7 @@ doctor() {
     shift
     there "$farcell" doctor --json --connect-timeout 2 "$@" || [ $? -eq 1 ]
 }
+doctor nobody
 serve 127.0.0.1:7117
 doctor loopback 10.9.0.1:7117
 kill $server; wait $server || true
@@ -88,6 +89,8 @@ fn a_server_on_another_node() {
         assert!(fits, "{state} {name}: {verdict} {words:?} in {check:#}");
         assert_eq!(said["fine"], verdict != "fail");
     };
+    // Nobody has named a server, and the one of this user does not run.
+    has("nobody", "server.port", "warn", &["no server runs here", "\"fix\":\"farcell serve\""]);
     has(
         "loopback",
         "server.port",

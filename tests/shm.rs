@@ -37,7 +37,7 @@ fn a_server_that_offers_none_is_served_by_tcp_with_the_reason() {
     let report = auto.transport();
     assert_eq!(report.name, "tcp");
     let why = report.reasons.join("; ");
-    assert!(why.contains("no shared memory: the server does not offer it"), "{why}");
+    assert!(why.contains("no shared memory: the server does not offer it: it was told"), "{why}");
     let asked = client(&server).transport(TransportChoice::Shm).connect();
     assert!(matches!(asked, Err(Error::Shm { .. })), "{asked:?}");
     eventually("the refused one leaves nothing", || server.sessions() == 1);

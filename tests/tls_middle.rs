@@ -344,3 +344,44 @@ fn a_storm_of_tls_beginners_leaves_the_others_their_turn() {
     works(&event);
     println!("{before} of {} were answered before the quiet client", streams.len());
 }
+
+/// Somebody who says this in turn, whatever he is told, to each who comes.
+fn says(greeting: &'static [u8; 11], then: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut first = greeting.to_vec();
+            first.resize(48, 7);
+            let _ = stream.write_all(&first);
+            let _ = stream.read(&mut [0; 4096]);
+            let mut answer = then.to_vec();
+            answer.resize(WELCOME, 0);
+            let _ = stream.write_all(&answer);
+            // Until the client has read it and goes.
+            while matches!(stream.read(&mut [0; 4096]), Ok(n) if n > 0) {}
+        }
+    });
+    addr
+}
+
+#[test]
+fn what_goes_wrong_with_tls_says_what_to_look_at() {
+    let refused = |addr: String, tls: Tls| match tcp(addr).tls(tls).connect() {
+        Err(Error::Tls { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    // The server requires it, and its offer was hidden from us.
+    let stripped = says(b"\xFAfarcell\x02\0\0", b"\xFAfarcell\x02\0\x06");
+    let what = refused(stripped.clone(), Tls::Auto);
+    assert!(what.contains("somebody in between") && what.contains("check the address"), "{what}");
+    assert!(!what.contains("told not to"), "{what}");
+    let what = refused(stripped, Tls::Off);
+    assert!(what.contains("told not to encrypt") && what.contains("--tls auto"), "{what}");
+    // An alert, and no TLS at all.
+    for answer in [&b"\x15\x03\x03\0\x02\x02\x28"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n"] {
+        let what = refused(says(b"\xFAfarcell\x02\0\x01", answer), Tls::Auto);
+        assert!(what.contains("check the address, and that both ends"), "{what}");
+    }
+}

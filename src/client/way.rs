@@ -123,7 +123,7 @@ impl Core {
                 let lacking = rdma::lacking(&self.link);
                 let why = lacking.unwrap_or_else(|| reasons.join("; "));
                 fell::tell(&self.link, Way::Rdma, &why);
-                self.reasons.extend(reasons);
+                self.reasons.extend(reasons.into_iter().map(|why| format!("no RDMA: {why}")));
                 Ok(())
             }
         }

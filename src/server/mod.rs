@@ -447,7 +447,7 @@ impl ServerBuilder {
         incarnation: u64,
     ) -> Result<Arc<Shm>, String> {
         if !self.shared_memory {
-            return Err("the server was told not to offer it".to_owned());
+            return Err("the server has none: it was told not to offer it".to_owned());
         }
         match Shm::open(segment.clone(), capacity, domain, incarnation) {
             Ok(shm) => Ok(Arc::new(shm)),

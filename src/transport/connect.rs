@@ -109,7 +109,7 @@ fn shake_hands(
         false => Socket::plain(stream),
         true => Socket::encrypt(stream, deadline).map_err(|e| match e.kind() {
             io::ErrorKind::InvalidData | io::ErrorKind::Other => {
-                Error::Tls { addr: target.addr.clone(), what: e.to_string() }
+                Error::Tls { addr: target.addr.clone(), what: format!("{e}; {NOT_OURS}") }
             }
             _ => broke(e),
         })?,
@@ -143,6 +143,12 @@ fn wants_tls(target: &Target, offered: Tls) -> Result<bool> {
 
 /// What the server wants.
 const REQUIRED: &str = "the server takes encrypted connections alone, and this client was told not to encrypt; connect with --tls auto or FARCELL_TLS=auto";
+
+/// What the server wants, and we would have done.
+const TAKEN_AWAY: &str = "the server takes encrypted connections alone, and its offer of one did not come through: somebody in between has taken it away; check the address, and who can get between";
+
+/// What spoke TLS in another way.
+const NOT_OURS: &str = "what answers there speaks no TLS 1.3, or somebody in between changes what is sent; check the address, and that both ends are of one release";
 
 /// What we want.
 const NOT_OFFERED: &str = "it is required here, and the server offers none, or somebody in between has taken the offer away; start the server with --tls auto or --tls require";
@@ -271,7 +277,8 @@ fn explain(target: &Target, e: HandshakeError) -> Error {
         HandshakeError::Denied(Denial::Key) => Error::AuthenticationFailed { addr, key },
         HandshakeError::Denied(Denial::Job) => Error::OtherJob { addr, job: target.job.clone() },
         HandshakeError::Denied(Denial::TlsRequired) => {
-            Error::Tls { addr, what: REQUIRED.to_owned() }
+            let what = if target.tls == Tls::Off { REQUIRED } else { TAKEN_AWAY };
+            Error::Tls { addr, what: what.to_owned() }
         }
         HandshakeError::Denied(Denial::Intercepted) => Error::Intercepted { addr },
         HandshakeError::NoTls => Error::Tls { addr, what: NOT_OFFERED.to_owned() },

@@ -8,11 +8,14 @@ use crate::wire::{FellReason, FellRecord};
 /// What a sentence for people says, as a code.
 fn reason_of(why: &str) -> FellReason {
     let any = |words: &[&str]| words.iter().any(|word| why.contains(word));
-    if any(&["was asked for"]) {
+    // What follows are the server's words, of its own library and adapters.
+    if why.starts_with("the server does not offer it") {
+        FellReason::NotOffered
+    } else if any(&["was asked for"]) {
         FellReason::Asked
     } else if any(&["libibverbs.so", "no libibverbs", "cannot load libibverbs"]) {
         FellReason::NoLibrary
-    } else if any(&["does not offer it", "the server has none", "told not to offer"]) {
+    } else if any(&["the server has none", "told not to offer"]) {
         FellReason::NotOffered
     } else if any(&["on another machine", "another network namespace", "a virtual one"]) {
         FellReason::Elsewhere
@@ -27,6 +30,13 @@ fn reason_of(why: &str) -> FellReason {
     } else {
         FellReason::Other
     }
+}
+
+/// What a server that does not offer a way says of that, as a reason here.
+pub(crate) fn not_offered(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    let why = said.strip_prefix("the server has none: ").unwrap_or(&said);
+    format!("the server does not offer it: {why}")
 }
 
 /// Tells the server why this way is not had. Not answered, and not said again
@@ -56,6 +66,7 @@ mod tests {
         let cases = [
             ("tcp was asked for", FellReason::Asked),
             ("the server does not offer it (farcell serve -v says why)", FellReason::NotOffered),
+            ("the server does not offer it: no libibverbs.so.1 here", FellReason::NotOffered),
             ("the server has none: it was told not to offer it", FellReason::NotOffered),
             (
                 "the server is on another machine, or in another network namespace (a; this one is b)",

@@ -32,8 +32,8 @@ fn little_memlock(who: &str, server: &[&str], learners: &[&str], says: &str) {
 
 #[test]
 fn the_memlock_limit_of_the_server_is_too_small() {
-    // Its log says why, and here it need not.
-    little_memlock("the server", &LITTLE_MEMLOCK, &[], "the server does not offer it");
+    // And why it does not, in its own words.
+    little_memlock("the server", &LITTLE_MEMLOCK, &[], "the server does not offer it: ");
 }
 
 #[test]

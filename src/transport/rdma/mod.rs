@@ -64,6 +64,15 @@ pub(crate) fn lacking(link: &Link) -> Option<String> {
     library().err().map(|error| error.to_string())
 }
 
+/// Why the server has none, in its own words: there is nothing to be given up, and
+/// the answer says so.
+fn not_offered(link: &Link) -> String {
+    match link.ask_later(Tag::RdmaClose, &[], CLOSE_TIMEOUT) {
+        Ok(Some((Tag::RdmaRefused, why))) => fell::not_offered(&why),
+        _ => "the server does not offer it (farcell serve -v says why)".to_owned(),
+    }
+}
+
 /// An array: the way to it, where its cells are, and what was last seen in each.
 #[derive(Debug)]
 struct Bound {
@@ -100,9 +109,7 @@ impl Rdma {
     /// Why there is none, a sentence for each thing that was tried.
     pub fn open(link: &Arc<Link>, settings: &RdmaSettings) -> Result<Rdma, Vec<String>> {
         if !link.welcome().offers_rdma {
-            return Err(vec![
-                "the server does not offer it (farcell serve -v says why)".to_owned(),
-            ]);
+            return Err(vec![not_offered(link)]);
         }
         let adapter = Adapter::open(settings.device.as_deref()).map_err(|e| vec![e.to_string()])?;
         let candidates = if adapter.by_lid() {

@@ -4,6 +4,7 @@ use super::map::{Map, Window, check};
 use crate::auth::Secret;
 use crate::server::{address_of, boot_id, named_socket, random};
 use crate::transport::connect::plain;
+use crate::transport::fell;
 use crate::transport::tcp::Link;
 use crate::wire::slots::{ShmSlotsAnswer, SlotsRecord};
 use crate::wire::{self, ShmRecord, Tag};
@@ -27,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) fn attach(link: &Link) -> Result<Window, String> {
     let welcome = link.welcome();
     if !welcome.offers_shm {
-        return Err("the server does not offer it".to_owned());
+        return Err(not_offered(link));
     }
     if let Some((here, there)) = link.ends()
         && here != there
@@ -54,6 +55,14 @@ pub(super) fn attach(link: &Link) -> Result<Window, String> {
     }
     let files = fetch(&record.name, &record.token, &record.echo)?;
     Window::open(&files, &record, welcome.capacity, welcome.incarnation)
+}
+
+/// Why the server has none, in its own words: it refuses what it does not offer.
+fn not_offered(link: &Link) -> String {
+    match link.ask_later(Tag::ShmOpen, &[], PATIENCE) {
+        Ok(Some((Tag::ShmRefused, why))) => fell::not_offered(&why),
+        _ => "the server does not offer it".to_owned(),
+    }
 }
 
 /// Asks for the memory of an array's messages, and maps it.

@@ -128,11 +128,12 @@ impl Report {
                 Verdict::Skipped => "skipped",
             };
             let subject = subject.as_ref().map(|of| format!("{of}: ")).unwrap_or_default();
-            // One line, whatever someone else's message has in it.
-            let what = what.replace(['\n', '\r'], " ");
             let fix = fix.as_ref().map(|fix| format!(" -> {fix}")).unwrap_or_default();
+            let line = format!("{verdict:<7}  {check:<width$}  {subject}{what}{fix}");
+            // One line, whatever someone else's message or an address has in it.
+            let line = line.replace(|c: char| c.is_control(), " ");
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{verdict:<7}  {check:<width$}  {subject}{what}{fix}");
+            let _ = writeln!(text, "{line}");
         }
         let [ok, warn, fail, skipped] =
             [Verdict::Ok, Verdict::Warn, Verdict::Fail, Verdict::Skipped].map(|v| self.count(v));

@@ -53,6 +53,12 @@ fn copy(patient: &Patient<'_>, path: &Path) -> String {
     format!("scp -p {host}:.config/farcell/authkey {}", path.display())
 }
 
+/// The command that shows, on the machine of that address, who answers there.
+fn where_it_ends(addr: &str) -> String {
+    let port = addr.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+    format!("ss -ltnp 'sport = :{}'", port.unwrap_or(farcell::DEFAULT_PORT))
+}
+
 fn missing(patient: &Patient<'_>, path: &Path) -> Check {
     let what = format!("{} does not exist", path.display());
     match &patient.target {
@@ -118,7 +124,16 @@ fn refused(patient: &Patient<'_>, error: &Error) -> Result<Check, Failure> {
         None => farcell::key_path_from_env()?,
     };
     let fix = match error {
-        Error::AuthenticationFailed { .. } | Error::Impostor { .. } => copy(patient, &path),
+        Error::AuthenticationFailed { .. } => copy(patient, &path),
+        // Another key would not help: the place is wrong, or the way there.
+        Error::Impostor { addr, .. } | Error::Intercepted { addr } => where_it_ends(addr),
+        Error::Tls { what, .. } if what.contains("told not to encrypt") => {
+            "export FARCELL_TLS=auto".to_owned()
+        }
+        Error::Tls { what, .. } if what.contains("start the server with") => {
+            "farcell serve --tls auto".to_owned()
+        }
+        Error::Tls { addr, .. } => where_it_ends(addr),
         Error::OtherJob { .. } => "export FARCELL_JOB=NAME".to_owned(),
         Error::ServerFull { .. } => "farcell serve --max-clients N".to_owned(),
         _ => "farcell doctor -vv".to_owned(),

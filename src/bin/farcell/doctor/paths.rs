@@ -115,8 +115,7 @@ fn missing(way: &str, check: &'static str, why: String, adapters: &Adapters) -> 
     match way {
         "shm" if elsewhere => Check::skipped(check, why),
         "shm" if unoffered => {
-            let what = format!("{why}: it was started with --no-shm, or cannot have it");
-            Check::skipped(check, what).mended_by("farcell serve -v, without --no-shm")
+            Check::skipped(check, why).mended_by("farcell serve -v, without --no-shm")
         }
         "shm" => Check::warn(check, why, "farcell doctor -vv --transport shm"),
         "rdma" if unoffered && adapters.active => {

@@ -23,12 +23,13 @@ pub fn look(patient: &Patient<'_>, report: &mut Report) -> bool {
     let addrs = match resolve(&target.addr) {
         Ok(addrs) => addrs,
         Err(error) => {
-            let host = target.addr.split(':').next().unwrap_or_default();
-            report.add(Check::fail(
-                "server.address",
-                error.to_string(),
-                format!("getent hosts {host}"),
-            ));
+            let why = error.to_string();
+            // It is well formed, and the name is not known; or else nothing to look up.
+            let fix = match bare_host(&target.addr) {
+                Some(host) if why.contains("cannot be found") => format!("getent hosts {host}"),
+                _ => "farcell doctor HOST:PORT".to_owned(),
+            };
+            report.add(Check::fail("server.address", why, fix));
             for check in ["server.port", "server.answer"] {
                 report.add(Check::skipped(check, "the name has no address"));
             }
@@ -59,6 +60,13 @@ pub fn look(patient: &Patient<'_>, report: &mut Report) -> bool {
     ours
 }
 
+/// The host's name, if it is one that can be typed after a command as it is.
+fn bare_host(addr: &str) -> Option<&str> {
+    let host = addr.split_once(':').map_or(addr, |(host, _)| host);
+    let plain = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+    (host.starts_with(char::is_alphanumeric) && host.chars().all(plain)).then_some(host)
+}
+
 fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check {
     let port = addr.port();
     let serve = format!("farcell serve --bind [::]:{port}");
@@ -71,9 +79,10 @@ fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check 
             "server.port",
             "refused: nothing listens at this address; another one of this name is open",
         ),
-        Answer::Refused if target.optional => Check::skipped(
+        Answer::Refused if target.optional => Check::warn(
             "server.port",
-            "refused: no server runs here, and nobody has named one; a program runs a private one",
+            "refused: no server runs here, and nobody has named one; a program runs a private one, and commands find none",
+            "farcell serve",
         ),
         Answer::Refused if addr.ip().is_loopback() => Check::fail(
             "server.port",

@@ -280,4 +280,4 @@ fn name_peers(mut gate: Gate, wait: &Waiting, by_name: &BTreeMap<&str, u32>) -> 
 
 #[cfg(test)]
 #[path = "graph_tests.rs"]
-mod tests;
+pub mod tests;

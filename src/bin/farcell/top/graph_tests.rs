@@ -3,7 +3,7 @@
 use super::*;
 use farcell::WaitedCell;
 
-fn member(seat: u32, name: &str) -> Member {
+pub fn member(seat: u32, name: &str) -> Member {
     Member {
         name: (!name.is_empty()).then(|| name.to_owned()),
         seat,
@@ -16,7 +16,7 @@ fn member(seat: u32, name: &str) -> Member {
     }
 }
 
-fn wait(seat: u32, kind: Kind, name: &str, col: usize) -> Waiting {
+pub fn wait(seat: u32, kind: Kind, name: &str, col: usize) -> Waiting {
     let cell =
         WaitedCell { name: name.to_owned(), kind, row: 0, col, until: None, satisfied: false };
     let queues = matches!(kind, Kind::Lock | Kind::Semaphore);
@@ -42,7 +42,7 @@ fn held(name: &str, col: usize, state: HeldState) -> Held {
     Held { name: name.to_owned(), row: 0, col, queued: 0, state }
 }
 
-fn lock(col: usize, holder: u32) -> Held {
+pub fn lock(col: usize, holder: u32) -> Held {
     held("gate", col, HeldState::Lock { holder: Some(holder), token: 1, abandoned: false })
 }
 

@@ -7,7 +7,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table};
+use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table, Wrap};
 use std::time::Duration;
 
 /// A part of the screen that can have the focus.
@@ -107,19 +107,21 @@ impl View {
     /// Draws all of it.
     pub fn draw(&mut self, frame: &mut Frame<'_>, model: &Model, now: Duration) {
         let area = frame.area();
-        let alarm = u16::from(!model.cycles().is_empty());
+        let alarm = model.cycles().first().map(|cycle| format!(" DEADLOCK: {}", cycle.text));
+        // All of it where there is room: who is in it stands to the end.
+        let lines = alarm.as_ref().map_or(0, |text| lines_of(text, area.width));
         let [title, banner, body, keys] = Layout::vertical([
             Constraint::Length(1),
-            Constraint::Length(alarm),
+            Constraint::Length(lines.min((area.height / 4).max(1))),
             Constraint::Min(0),
             Constraint::Length(1),
         ])
         .areas(area);
         frame.render_widget(self.title(model), title);
-        if let Some(cycle) = model.cycles().first() {
-            let text = format!(" DEADLOCK: {}", cycle.text);
+        if let Some(text) = alarm {
             let style = Style::new().fg(Color::White).bg(Color::Red).add_modifier(Modifier::BOLD);
-            frame.render_widget(Paragraph::new(text).style(style), banner);
+            let wrap = Wrap { trim: false };
+            frame.render_widget(Paragraph::new(text).style(style).wrap(wrap), banner);
         }
         let keys_of = "q quit  Tab part  Up/Down choose  z zoom  p pause";
         frame.render_widget(Paragraph::new(keys_of).style(faint()), keys);
@@ -132,7 +134,10 @@ impl View {
             return;
         }
         let members = model.rows().len() as u16 + 3;
-        let waits = model.waits().len() as u16 + 2;
+        let inner = body.width.saturating_sub(2);
+        let texts = model.waits();
+        let waits =
+            texts.iter().fold(2_u16, |sum, (text, _)| sum.saturating_add(lines_of(text, inner)));
         let third = body.height / 3;
         let [arrays, people, chains] = Layout::vertical([
             Constraint::Min(4),
@@ -259,8 +264,26 @@ impl View {
                 Line::from(Span::styled(text, style))
             })
             .collect();
-        frame.render_widget(Paragraph::new(lines).block(block), area);
+        let text = Paragraph::new(lines).wrap(Wrap { trim: false }).block(block);
+        frame.render_widget(text, area);
     }
+}
+
+/// How many lines a text takes up where lines end between words.
+fn lines_of(text: &str, width: u16) -> u16 {
+    let width = usize::from(width).max(1);
+    let (mut lines, mut at) = (1, 0);
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        if at > 0 && at + 1 + len > width {
+            (lines, at) = (lines + 1, 0);
+        }
+        at += len + usize::from(at > 0);
+        // A word that is longer than a line goes over several.
+        lines += at.saturating_sub(1) / width;
+        at -= at.saturating_sub(1) / width * width;
+    }
+    u16::try_from(lines).unwrap_or(u16::MAX)
 }
 
 fn table_row(row: &Row) -> TableRow<'static> {
@@ -343,6 +366,7 @@ fn word(cells: &Cells, at: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::graph::tests::{lock, member, wait};
     use super::super::scene::tests::{events, scene};
     use super::*;
     use ratatui::Terminal;
@@ -370,6 +394,31 @@ mod tests {
         assert!(screen.contains("0 #   .*2 #"), "{screen}");
         model.trouble = Some("reconnecting: connection refused".to_owned());
         assert!(drawn(&mut view, &model, (100, 30)).contains("reconnecting: connection refused"));
+    }
+
+    #[test]
+    fn a_deadlock_is_named_to_its_end_where_lines_are_short() {
+        let mut model = Model::default();
+        let mut stuck = scene(None);
+        stuck.members = (1..=3).map(|seat| member(seat, &format!("rank {seat}"))).collect();
+        stuck.waits = (1..=3).map(|seat| wait(seat, Kind::Lock, "gate", seat as usize)).collect();
+        stuck.held = vec![lock(1, 2), lock(2, 3), lock(3, 1)];
+        model.show(stuck, Duration::ZERO);
+        let mut view = View::new("node0:7117");
+        let screen = drawn(&mut view, &model, (60, 24));
+        let words = screen.replace(|c: char| !c.is_ascii_graphic() || c == '"', " ");
+        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        let whole = "DEADLOCK: rank 1 waits for lock gate 0 1, held by rank 2; rank 2 waits for \
+                     lock gate 0 2, held by rank 3; rank 3 waits for lock gate 0 3, held by rank 1";
+        assert_eq!(words.matches(whole).count(), 2, "{screen}");
+    }
+
+    #[test]
+    fn a_text_takes_up_lines() {
+        for (text, lines) in [("", 1), ("1234", 1), ("1234 5", 2), ("1 2 3 4", 2), ("12345", 2)] {
+            assert_eq!(lines_of(text, 4), lines, "{text:?}");
+        }
+        assert_eq!(lines_of("1 2", 0), 2, "no width at all");
     }
 
     #[test]

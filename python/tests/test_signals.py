@@ -168,6 +168,7 @@ counter.add(1)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
+    print("begins", flush=True)
     counter.add(1)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -190,6 +191,7 @@ print(counter.value, counter.add(1), counter.value, client.is_connected(), flush
         server.send_signal(signal.SIGSTOP)
         child.stdin.write("go\n")
         child.stdin.flush()
+        assert child.stdout.readline() == "begins\n"
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline() == "interrupted\n"

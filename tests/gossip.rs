@@ -94,11 +94,13 @@ fn a_message_that_is_replaced_meanwhile_is_mixed_again() {
     let mut buffer = Buffer::new(&client, "g", 0, 2, LEN, Options::new()).unwrap();
     let slot = client.open_slots("g.messages").unwrap().at(1).unwrap();
     let written = client.open_events("g.written").unwrap().at(1, 0).unwrap();
+    // Before it is mixed for the first time.
+    slot.write(bytemuck::cast_slice(&vec![0.0; LEN])).unwrap();
     let over = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;
     std::thread::scope(|s| {
         s.spawn(|| {
-            for number in (0..).map(f64::from) {
+            for number in (1..).map(f64::from) {
                 if over.load(relaxed) {
                     return;
                 }
@@ -106,15 +108,21 @@ fn a_message_that_is_replaced_meanwhile_is_mixed_again() {
                 std::thread::sleep(Duration::from_micros(200));
             }
         });
-        for _ in 0..200 {
-            let mut mixed = vec![0.0; LEN];
-            buffer.write_message(&vec![0.0; LEN]).unwrap();
-            written.set().unwrap();
-            buffer.aggregate(&mut mixed).unwrap();
-            client.open_events("g.read").unwrap().at(0, 1).unwrap().set().unwrap();
-            assert!(mixed.iter().all(|&m| m == mixed[0]), "parts of two messages");
-        }
+        // A panic here is to end the other thread too.
+        let rounds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..60 {
+                let mut mixed = vec![0.0; LEN];
+                buffer.write_message(&vec![0.0; LEN]).unwrap();
+                written.set().unwrap();
+                buffer.aggregate(&mut mixed).unwrap();
+                client.open_events("g.read").unwrap().at(0, 1).unwrap().set().unwrap();
+                assert!(mixed.iter().all(|&m| m == mixed[0]), "parts of two messages");
+            }
+        }));
         over.store(true, relaxed);
+        if let Err(panic) = rounds {
+            std::panic::resume_unwind(panic);
+        }
     });
 }
 

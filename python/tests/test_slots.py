@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import signal
 import tracemalloc
 
 import numpy
 import pytest
 
 import farcell
+from conftest import KEY
 
 try:
     import torch
@@ -183,6 +186,40 @@ def test_gossip_skips_what_was_not_read_and_counts_staleness(client, name):
     assert sync[0] == 0
     with pytest.raises(farcell.BadArgument):
         farcell.GossipBuffer(topology, model, None, [[None]], written, sync)
+
+
+def takes_part(gossip, go):
+    gossip.write_message(1, torch.nn.Linear(1, 1))
+    go.wait(60)
+
+
+@needs_torch
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_gossip_with_a_learner_that_has_gone_says_so(name, how):
+    with farcell.serve("127.0.0.1:0", authkey=KEY, lease=1.0) as server, farcell.connect(
+        server.address, authkey=KEY
+    ) as client:
+        read, written = client.events(name + "r", 2, 2), client.events(name + "w", 2, 2)
+        topology = [Ring(rank, 2) for rank in range(2)]
+        model = torch.nn.Linear(1, 1)
+        gossip = farcell.GossipBuffer(
+            topology, model, None, read, written, client.counters(name + "s", 2)
+        )
+        go = client.events(name + "go", 1)[0]
+        other = multiprocessing.get_context("fork").Process(target=takes_part, args=(gossip, go))
+        torch.set_num_threads(1)
+        other.start()
+        gossip.write_message(0, model)
+        gossip.aggregate_message(0, model)
+        if how == "ends":
+            go.set()
+        else:
+            os.kill(other.pid, signal.SIGKILL)
+        other.join(60)
+        before = [parameter.clone() for parameter in model.parameters()]
+        with pytest.raises(farcell.PeerLost, match="learner 1"):
+            gossip.aggregate_message(0, model)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
 def test_arrays_of_python_objects_are_refused(client, name):

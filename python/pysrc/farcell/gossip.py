@@ -3,7 +3,8 @@
 Learners offer their parameters to the peers that a topology names, and mix what
 their own peers have offered into theirs. The constructor and the methods are
 those of GALA's `GossipBuffer`, whose messages lie in one machine's memory; here
-they lie in slots of the server, and each learner may be on any node.
+they lie in slots of the server, and each learner may be on any node. One that dies
+hangs nobody: who waits for its message gets `PeerLost`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import sys
 from typing import Any
 
 from ._client import _client_of
-from ._errors import BadArgument
+from ._errors import BadArgument, PeerLost
 from ._native import Event, Slots
 
 _log = logging.getLogger("farcell")
+
+# Seconds between two looks whether a learner that is waited for still lives.
+_LOOK = 0.5
 
 
 class GossipBuffer:
@@ -59,16 +63,37 @@ class GossipBuffer:
         # All processes find the same slots by the first of the events.
         name = f"{first.name}.{first.row}.{first.col}.messages"
         self._slots = Slots(client, name, self.num_learners, max(4 * self._numbers, 1))
+        # A learner holds its lock from its first message on, as long as its session
+        # lives; the event says that it was there at all.
+        self._alive = client.locks(f"{name}.alive", self.num_learners)
+        self._seen = client.events(f"{name}.seen", self.num_learners)
         # At first every message counts as read. Who comes later must not say so
         # of one that was written meanwhile.
-        opened = client.counters(f"{name}.opened", 1).counter_at(0)
-        if opened.compare_exchange(0, 1):
-            for writer in range(self.num_learners):
-                for reader in range(self.num_learners):
-                    read_events[writer][reader].set()
-            opened.store(2)
-        else:
-            opened.wait_until("==", 2)
+        opened = client.counters(f"{name}.opened", 1)
+        with client.lock(f"{name}.opening"):
+            if opened[0] == 0:
+                for writer in range(self.num_learners):
+                    for reader in range(self.num_learners):
+                        read_events[writer][reader].set()
+                opened[0] = 1
+
+    def _is_here(self, rank: int) -> None:
+        """Learner `rank` is this process, and will be missed with it."""
+        # False if it has it already. It is never given back but by the session's end.
+        self._alive[rank].acquire(False)
+        self._seen[rank].set()
+
+    def _wait_for(self, peer: int, rank: int) -> None:
+        """Waits for the message of a peer, as long as that lives."""
+        event = self.write_events[peer][rank]
+        while not event.wait(_LOOK):
+            lost = self._seen[peer].is_set() and not self._alive[peer].locked()
+            # It may have written before it went.
+            if lost and not event.is_set():
+                raise PeerLost(
+                    f"learner {peer} has gone without a message for learner {rank}: its session "
+                    "has ended; start it again, or leave it out of the topology"
+                )
 
     def _flat(self, model: Any) -> Any:
         """The parameters one behind another, as 32-bit floats on the CPU."""
@@ -87,6 +112,7 @@ class GossipBuffer:
 
         Does nothing while one of them has yet to read the message before.
         """
+        self._is_here(rank)
         read, written = self.read_events[rank], self.write_events[rank]
         peers, _ = self.topology[rank].get_peers()
         if not all(read[peer].is_set() for peer in peers):
@@ -104,8 +130,10 @@ class GossipBuffer:
         """Mixes the messages of the peers of learner `rank` into its parameters.
 
         While one is missing the parameters stay as they are, `sync_freq` times
-        in a row; then it waits for all of them.
+        in a row; then it waits for all of them. `PeerLost` if one of those is gone
+        and has left no message; then nothing has changed.
         """
+        self._is_here(rank)
         torch = sys.modules["torch"]
         _, peers = self.topology[rank].get_peers()
         there = all(self.write_events[peer][rank].is_set() for peer in peers)
@@ -114,7 +142,8 @@ class GossipBuffer:
             _log.info("learner %s goes on without a message, %s", rank, self.sync_list[rank])
             return
         for peer in peers:
-            self.write_events[peer][rank].wait()
+            self._wait_for(peer, rank)
+        for peer in peers:
             self.write_events[peer][rank].clear()
         self.sync_list[rank] = 0
         with torch.no_grad():

@@ -453,7 +453,19 @@ impl Follower for Rdma {
 
     fn back(&self, _: &Welcome, _: &[(u16, u32)]) {}
 
-    fn closed(&self) {}
+    fn closed(&self) {
+        // A client that was closed changes no cell, though its queue pairs work until
+        // the server has heard of it.
+        let _one = crate::engine::lock(&self.giving_up);
+        let rails = self.rails.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(rails) = rails else { return };
+        let why = "this client was closed".to_owned();
+        *self.lost.write().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        // Whoever waits for an answer holds the lock that we want.
+        rails.shut();
+        self.bound.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.link.set_bell(None);
+    }
 }
 
 impl Transport for Rdma {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ import pytest
 import farcell
 
 KEY = b"a key for the tests"
+
+# A shell that runs something in the background has it ignore Ctrl-C, and so would all
+# that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A server or a key that the caller uses must not get into the tests.
 for name in [name for name in os.environ if name.startswith("FARCELL_")]:

@@ -128,13 +128,9 @@ impl<A: Actor> Engine<A> {
         payload: &[u8],
         out: &mut Out,
     ) -> Result<Result<(), Refused>, Violation> {
-        let (after, rest) = wire::take::<WaitsAfter>(Tag::Waits, payload)?;
-        if !rest.is_empty() {
-            return Err(Violation::Size(Tag::Waits as u8, payload.len()));
-        }
+        let (after, head) =
+            begin_list::<WaitsAfter>([Tag::Waits, Tag::WaitsListed], id, payload, out)?;
         let now = session.last_heard;
-        wire::push(&mut out.reply, Tag::WaitsListed, id, &[]);
-        let head = out.reply.len() - wire::HEADER;
         let catalog = self.catalogued();
         let arrays = arrays(&catalog, &Kind::ALL);
         let parking = lock(&self.parking);
@@ -295,13 +291,9 @@ impl<A: Actor> Engine<A> {
         payload: &[u8],
         out: &mut Out,
     ) -> Result<Result<(), Refused>, Violation> {
-        let (after, rest) = wire::take::<u32>(Tag::Tallies, payload)?;
-        if !rest.is_empty() {
-            return Err(Violation::Size(Tag::Tallies as u8, payload.len()));
-        }
+        let (after, head) =
+            begin_list::<u32>([Tag::Tallies, Tag::TalliesListed], id, payload, out)?;
         let now = session.last_heard;
-        wire::push(&mut out.reply, Tag::TalliesListed, id, &[]);
-        let head = out.reply.len() - wire::HEADER;
         let peers = lock(&self.peers);
         for (seat, member) in peers.after(after).filter(|(_, member)| member.gone.is_none()) {
             // Relaxed: numbers for people.
@@ -352,4 +344,20 @@ impl<A: Actor> Engine<A> {
         }
         Ok(())
     }
+}
+
+/// Begins the answer to a request for a list, whose payload is where it is to begin and
+/// no more: that, and where in the reply the header is.
+pub(super) fn begin_list<T: bytemuck::Pod>(
+    [asked, listed]: [Tag; 2],
+    id: u64,
+    payload: &[u8],
+    out: &mut Out,
+) -> Result<(T, usize), Violation> {
+    let (after, rest) = wire::take::<T>(asked, payload)?;
+    if !rest.is_empty() {
+        return Err(Violation::Size(asked as u8, payload.len()));
+    }
+    wire::push(&mut out.reply, listed, id, &[]);
+    Ok((after, out.reply.len() - wire::HEADER))
 }

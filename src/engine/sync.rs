@@ -3,6 +3,7 @@
 
 use super::actor::{Actor, execute};
 use super::counts::add;
+use super::overview::begin_list;
 use super::parking::{Ended, Parking, WaitId};
 use super::peers::{Bequest, Breach, Gone, Loss, NameRefused, Way};
 use super::request::{Gathered, Refused, check, check_operands, finish_words};
@@ -458,13 +459,9 @@ impl<A: Actor> Engine<A> {
         payload: &[u8],
         out: &mut Out,
     ) -> Result<Result<(), Refused>, Violation> {
-        let (after, rest) = wire::take::<u32>(Tag::Members, payload)?;
-        if !rest.is_empty() {
-            return Err(Violation::Size(Tag::Members as u8, payload.len()));
-        }
+        let (after, head) =
+            begin_list::<u32>([Tag::Members, Tag::MembersListed], id, payload, out)?;
         let now = session.last_heard;
-        wire::push(&mut out.reply, Tag::MembersListed, id, &[]);
-        let head = out.reply.len() - wire::HEADER;
         let catalog = self.catalogued();
         let every = [Kind::Event, Kind::Counter, Kind::Lock, Kind::Barrier, Kind::Semaphore];
         let arrays = arrays(&catalog, &every);

@@ -230,9 +230,9 @@ struct Ours {
 impl Ours {
     fn new(server: &str, spinning: bool, first: bool) -> Result<Ours> {
         let client = connect(server, if spinning { LONG } else { Duration::ZERO })?;
-        let events = client.events("bench-hand-off", 1, 16)?;
-        // In cache lines of their own.
-        let (a, b) = (events.at(0, 0)?, events.at(0, 8)?);
+        let events = client.events("bench-hand-off", 1, 64)?;
+        // As far apart as the bare words: in lines that are not fetched together.
+        let (a, b) = (events.at(0, 16)?, events.at(0, 32)?);
         let (mine, theirs) = if first { (a, b) } else { (b, a) };
         let (seen, set) = (theirs.transitions()?, mine.is_set()?);
         Ok(Ours { mine, theirs, seen, set, _client: client })

@@ -11,7 +11,7 @@
 
 mod common;
 
-use common::another::{Another, Speaker, role};
+use common::another::{Speaker, role};
 use common::process::Process;
 use common::{client, key, random, server};
 use farcell::{Client, Error, Lock, LockGuard, TransportChoice};
@@ -94,6 +94,8 @@ fn role_of_a_client() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (addr, file) = role.split_once(' ').unwrap();
     let client = Client::builder().addr(addr).key(key()).connect().unwrap();
+    // From here on it outlives the server; a first connection needs one.
+    println!("#works");
     let over = AtomicBool::new(false);
     let counted: Vec<i64> = std::thread::scope(|s| {
         let workers: Vec<_> = (0..THREADS)
@@ -112,7 +114,7 @@ fn role_of_a_client() {
 }
 
 struct Worker {
-    process: Another,
+    process: Speaker,
     file: PathBuf,
 }
 
@@ -121,13 +123,14 @@ impl Worker {
         let file = server.dir.path().join(format!("counted-{me}"));
         let what = format!("{} {}", server.addr, file.display());
         let mut command = role("role_of_a_client", ROLE, what);
-        let process = Another::start(command.stdin(Stdio::piped()));
+        let mut process = Speaker::start(command.stdin(Stdio::piped()));
+        process.says("#works");
         Worker { process, file }
     }
 
     /// How often each of its threads has had the lock.
     fn stop(mut self) -> Vec<i64> {
-        self.process.end();
+        self.process.process.end();
         let text = std::fs::read_to_string(&self.file).unwrap();
         text.split(' ').map(|n| n.parse().unwrap()).collect()
     }

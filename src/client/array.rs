@@ -113,6 +113,25 @@ impl Array {
         self.transport().execute_runs(op, self.number, runs).map_err(|f| self.explain(f, op.name()))
     }
 
+    /// The word of a cell in memory that this is true of, if it comes soon and the
+    /// client was told to spin: looks again and again, for less time than some ten
+    /// waits take to be begun. Nothing is made for it, and the way out is short: what
+    /// is waited for may be answered with the next instruction.
+    #[inline(always)]
+    pub fn spin(&self, place: &Place, mut comes: impl FnMut(u64) -> bool) -> Option<u64> {
+        if self.client.core.link.spin().is_zero() {
+            return None;
+        }
+        for _ in 0..SPINS {
+            match place.execute(Op::Load, 0, 0) {
+                Fast::Done(word) if comes(word) => return Some(word),
+                Fast::Done(_) => std::hint::spin_loop(),
+                _ => return None,
+            }
+        }
+        None
+    }
+
     /// Waits for one cell; the word that satisfied it. `None`: the time was
     /// over.
     pub fn wait_one(
@@ -138,10 +157,6 @@ impl Array {
                 _ => Condition { comparison: Comparison::Ne, value: value(word) },
             };
             if condition.holds(word) {
-                return Ok(Some(word));
-            }
-            let spins = options.timeout.is_none() && !self.client.core.link.spin().is_zero();
-            if spins && let Some(word) = spin_briefly(place, condition) {
                 return Ok(Some(word));
             }
         }
@@ -274,19 +289,6 @@ impl Array {
             },
         }
     }
-}
-
-/// Looks at a cell in memory again and again, for less than it takes to begin a wait
-/// some ten times over: what comes soon is not held up by that.
-fn spin_briefly(place: &Place, condition: Condition) -> Option<u64> {
-    for _ in 0..SPINS {
-        match place.execute(Op::Load, 0, 0) {
-            Fast::Done(word) if condition.holds(word) => return Some(word),
-            Fast::Done(_) => std::hint::spin_loop(),
-            _ => return None,
-        }
-    }
-    None
 }
 
 /// What the handle of an array, and that of one of its cells, can do whatever

@@ -3,7 +3,7 @@
 use super::array::{Array, array_handle};
 use super::options::WaitOptions;
 use super::select::{Cell, Selection, Woken};
-use crate::cell::{self, Comparison, Op, pack};
+use crate::cell::{self, Comparison, Condition, Op, pack};
 use crate::error::{Error, Result};
 use crate::layout::Run;
 use crate::transport::shm::Place;
@@ -133,6 +133,14 @@ impl Counter {
         timeout: Option<Duration>,
         cancel: Option<&Canceller>,
     ) -> Result<Option<i64>> {
+        fits(value)?;
+        let condition = Condition { comparison, value };
+        if timeout.is_none()
+            && cancel.is_none()
+            && let Some(word) = self.array.spin(&self.place, |word| condition.holds(word))
+        {
+            return Ok(Some(cell::value(word)));
+        }
         self.wait_until_with_options(comparison, value, &WaitOptions::of(timeout, cancel))
     }
 

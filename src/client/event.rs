@@ -131,6 +131,15 @@ impl Event {
     /// # Errors
     /// As [`is_set`](Self::is_set).
     pub fn wait(&self) -> Result<()> {
+        let mut seen = None;
+        // Any transition will do, behind a look at which it was clear.
+        let comes = |word| {
+            let value = cell::value(word);
+            cell::event_is_set(word) || *seen.get_or_insert(value) != value
+        };
+        if self.array.spin(&self.place, comes).is_some() {
+            return Ok(());
+        }
         self.wait_with(None, None).map(drop)
     }
 
@@ -163,6 +172,10 @@ impl Event {
     /// # Errors
     /// As [`is_set`](Self::is_set).
     pub fn wait_after(&self, seen: u64) -> Result<u64> {
+        let comes = |word| cell::value(word) as u64 != seen;
+        if let Some(word) = self.array.spin(&self.place, comes) {
+            return Ok(cell::value(word) as u64);
+        }
         loop {
             if let Some(now) = self.wait_after_with(seen, None, None)? {
                 return Ok(now);

@@ -240,3 +240,43 @@ fn damaged_files_of_messages_are_refused_and_stay() {
     server.start_again();
     assert_eq!(slots.at(1).unwrap().read(&mut buffer).unwrap().version, 2);
 }
+
+#[test]
+fn others_are_served_while_much_memory_is_made() {
+    const ROWS: usize = 8;
+    const BYTES: u64 = 64 << 20;
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let state = memory.path().join("state");
+    let server = Process::start(&["--state", state.to_str().unwrap(), "--workers", "1"]);
+    let learner = over(&server, TransportChoice::Tcp);
+    let steps = learner.counters("steps", 1, 1).unwrap().at(0, 0).unwrap();
+    let others: Vec<Client> = (0..4).map(|_| over(&server, TransportChoice::Tcp)).collect();
+    let made = AtomicBool::new(false);
+    let counted = std::thread::scope(|s| {
+        let openers: Vec<_> =
+            others.iter().map(|c| s.spawn(|| c.slots("large", ROWS, BYTES).unwrap())).collect();
+        let learner = s.spawn(|| {
+            // Those at whose beginning and end the memory was being made.
+            let drafted = || files(&state).iter().any(|name| name.starts_with("slots.new-"));
+            let mut counted = 0;
+            while !made.load(Ordering::SeqCst) {
+                let before = drafted();
+                steps.fetch_add(1).unwrap();
+                counted += u32::from(before && drafted());
+            }
+            counted
+        });
+        let all: Vec<_> = openers.into_iter().map(|opener| opener.join().unwrap()).collect();
+        made.store(true, Ordering::SeqCst);
+        for (row, slots) in all.iter().enumerate() {
+            slots.at(row).unwrap().write(&[7; 1 << 20]).unwrap();
+        }
+        learner.join().unwrap()
+    });
+    // None, if the one worker had made the memory itself.
+    println!("{counted} steps meanwhile");
+    assert!(counted > 20, "{counted} steps");
+    assert_eq!(files(&state).len(), 1, "all opened the same");
+    let refused = others[0].slots("too-large", ROWS, 1 << 34).unwrap_err();
+    assert!(matches!(refused, Error::SlotsFull { .. }), "{refused}");
+}

@@ -86,6 +86,9 @@ impl World {
             rest = &rest[used..];
             match next {
                 Ok(Next::Continue | Next::Way { .. }) if used > 0 => {}
+                Ok(Next::Prepare) => {
+                    lock(&session).prepared = Some(self.engine.prepare(rest));
+                }
                 // The rest of a frame is to come, and never does.
                 Ok(Next::Continue | Next::Way { .. }) => return,
                 Ok(Next::Close) | Err(_) => return self.engine.detach(&session, route),

@@ -21,6 +21,10 @@ use std::time::Duration;
 pub enum Next {
     /// Go on with the next frame.
     Continue,
+    /// What the next frame asks for takes long to make: have
+    /// [`Engine::prepare`] called elsewhere, and go on with that frame behind it and
+    /// with [`Session::prepared`] set.
+    Prepare,
     /// The client has ended its session: close the connection.
     Close,
     /// The client asks for another way to the cells, or gives it up. The engine
@@ -84,9 +88,16 @@ impl<A: Actor> Engine<A> {
                 Ok(None) => break Ok(Next::Continue),
                 Err(violation) => break Err(violation),
             };
+            let opens = header.tag == Tag::Open as u8;
+            if opens && session.prepared.is_none() && self.takes_long(session, header.id, payload) {
+                break Ok(Next::Prepare);
+            }
             used += wire::HEADER + payload.len();
             if let Err(violation) = self.frame(session, &header, payload, out, &mut gathered) {
                 break Err(violation);
+            }
+            if opens {
+                session.prepared = None;
             }
             if gathered.bye {
                 break Ok(Next::Close);
@@ -420,7 +431,7 @@ impl<A: Actor> Engine<A> {
             }
         };
         let (entry, created) = match opened {
-            Ok(opened) => opened,
+            Ok((entry, created)) => (entry, created || session.prepared == Some(true)),
             Err(CatalogError::Missing) if record.kind != 0 && record.existing == 0 => {
                 return Ok(Err((Refusal::ReadOnly, 0)));
             }

@@ -61,6 +61,9 @@ pub struct Session {
     pub tally: Arc<Tally>,
     /// It has handed over what it held: its end is no loss.
     pub released: bool,
+    /// The array that its next frame opens has been made as far as it can be, and
+    /// whether that was for this frame.
+    pub prepared: Option<bool>,
     /// It has had an array of locks open.
     pub may_hold: bool,
     last_request: u64,
@@ -102,6 +105,7 @@ impl Session {
             heard: Arc::default(),
             tally: Arc::default(),
             released: false,
+            prepared: None,
             may_hold: false,
             last_request: next_request.saturating_sub(1),
             replies: VecDeque::new(),
@@ -249,6 +253,11 @@ impl Session {
             Err(_) if read_only => Ok(Arrival::Again),
             Err(_) => Err(Violation::Forgotten(id)),
         }
+    }
+
+    /// Whether a request has not been carried out before.
+    pub fn is_new(&self, id: u64) -> bool {
+        id == 0 || id > self.last_request
     }
 
     /// Keeps the reply to a request that changed something: one word.

@@ -2,14 +2,23 @@
 
 use super::Engine;
 use super::actor::Actor;
+use super::session::Session;
 use super::slots::Budget;
+use crate::auth::Access;
 use crate::catalog::{CatalogError, Entry, Form, Kind};
+use crate::layout::Shape;
 use crate::segment::{Payload, Segment};
+use crate::slot::extent;
+use crate::wire::{self, OpenRecord, Tag};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+
+/// Bytes of messages from which on they are made elsewhere than where clients wait:
+/// some milliseconds' worth.
+const LONG: u64 = 16 << 20;
 
 /// Where the engine gets the memory of messages that is to outlive it. An array
 /// is known there by its first cell.
@@ -79,7 +88,7 @@ impl Budget {
                 Ok(memory)
             }),
         };
-        let asked = crate::slot::extent(rows, bytes);
+        let asked = extent(rows, bytes);
         let payload = Arc::new(made.map_err(|error| self.refused(asked, &error))?);
         Ok(Some(Drafted { payload, number }))
     }
@@ -115,9 +124,20 @@ impl Budget {
             None => Payload::with_spares(rows, bytes, &self.used, self.limit, memory),
             Some(_) => Payload::in_memory(rows, bytes, &self.used, self.limit, || Ok(memory)),
         };
-        let asked = crate::slot::extent(rows, bytes);
+        let asked = extent(rows, bytes);
         take(memory).map(Arc::new).map_err(|error| self.refused(asked, &error))
     }
+}
+
+/// The array of slots that a request opens, and makes if there is none.
+fn wanted(payload: &[u8]) -> Option<(&str, Form)> {
+    let (record, rest) = wire::take::<OpenRecord>(Tag::Open, payload).ok()?;
+    if Kind::from_code(record.kind) != Some(Kind::Slots) || record.existing != 0 {
+        return None;
+    }
+    let shape = Shape { rows: record.rows, cols: record.cols };
+    let form = Form { kind: Kind::Slots, shape, param: record.param };
+    Some((wire::name(Tag::Open, rest).ok()?, form))
 }
 
 impl<A: Actor> Engine<A> {
@@ -126,6 +146,39 @@ impl<A: Actor> Engine<A> {
     pub fn shelf(mut self, shelf: Box<dyn Shelf>) -> Engine<A> {
         self.budget.shelf = Some(shelf);
         self
+    }
+
+    /// Whether memory of messages comes from a shelf, so that it may take long.
+    pub fn has_shelf(&self) -> bool {
+        self.budget.shelf.is_some()
+    }
+
+    /// Whether this request opens an array whose memory takes long to be made. One
+    /// that was carried out before does not: its answer was kept.
+    pub(super) fn takes_long(&self, session: &Session, id: u64, payload: &[u8]) -> bool {
+        self.has_shelf()
+            && session.access == Access::ReadWrite
+            && session.is_new(id)
+            && wanted(payload).is_some_and(|(name, form)| {
+                extent(form.shape.rows, form.param) >= LONG
+                    && matches!(self.catalogued().get(name), Err(CatalogError::Missing))
+            })
+    }
+
+    /// Makes the array of slots that this frame opens, and says whether it did. Takes
+    /// long: pages of a file are taken at once. If it cannot be made, the frame itself
+    /// will be answered so.
+    pub fn prepare(&self, frame: &[u8]) -> bool {
+        if let Ok(Some((_, payload))) = wire::split(frame)
+            && let Some((name, form)) = wanted(payload)
+        {
+            let opened = self.open(name, form);
+            if let Err(error) = &opened {
+                tracing::debug!(name, ?error, "cannot make an array of slots");
+            }
+            return opened.is_ok_and(|(_, created)| created);
+        }
+        false
     }
 
     /// Memory for an array that is not there yet. Made before anyone has to wait

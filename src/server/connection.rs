@@ -53,6 +53,8 @@ pub struct Connection {
     /// The start of a frame whose rest has not come yet, or frames that wait
     /// until replies have gone out.
     pub inbox: Vec<u8>,
+    /// Nothing of it is handled until something has been made for it.
+    pub held: bool,
     outbox: Vec<u8>,
     sent: usize,
     /// Bytes that have gone out and have not been counted.
@@ -68,6 +70,7 @@ impl Connection {
             serial,
             phase: Phase::Handshake(Box::new(handshake)),
             inbox: Vec::new(),
+            held: false,
             outbox: Vec::new(),
             sent: 0,
             written: 0,
@@ -134,9 +137,9 @@ impl Connection {
         }
     }
 
-    /// Whether so much waits to be sent that requests have to wait.
+    /// Whether requests have to wait: so much waits to be sent, or it is held.
     pub fn is_clogged(&self) -> bool {
-        self.waiting() > MOST_WAITING
+        self.held || self.waiting() > MOST_WAITING
     }
 
     /// How many bytes wait to be sent; what is encrypted already counts as one.

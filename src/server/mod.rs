@@ -10,6 +10,7 @@ mod keep;
 mod limits;
 mod listen;
 mod loopback;
+mod maker;
 mod meter;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -378,9 +379,17 @@ impl ServerBuilder {
             server.create_with(&name, kind, rows, cols, param)?;
         }
         let mut listeners = Some(listeners);
+        let jobs = match shared.engine.has_shelf() {
+            true => {
+                let (jobs, thread) = maker::start(&shared)?;
+                server.threads.push(thread);
+                Some(jobs)
+            }
+            false => None,
+        };
         for (index, poll) in polls.into_iter().enumerate() {
             let listeners = listeners.take().unwrap_or_default();
-            let worker = Worker::new(shared.clone(), index, poll, listeners)
+            let worker = Worker::new(shared.clone(), index, poll, listeners, jobs.clone())
                 .map_err(|e| Error::os("watching a listening socket", e))?;
             let thread = std::thread::Builder::new()
                 .name(format!("farcell-worker-{index}"))

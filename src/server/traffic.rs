@@ -479,6 +479,11 @@ impl Worker {
         match result {
             Ok(Next::Continue) => {}
             Ok(Next::Close) => self.close(key, "said goodbye"),
+            Ok(Next::Prepare) => {
+                if self.clients.get(key).is_some_and(|c| c.serial == serial) {
+                    self.prepare_first(key, serial, &bytes[used..]);
+                }
+            }
             Ok(Next::Way { tag, id, len }) => {
                 if self.clients.get(key).is_some_and(|c| c.serial == serial) {
                     match tag {

@@ -3,6 +3,7 @@
 use super::Shared;
 use super::alarm::Alarm;
 use super::connection::{Connection, Phase};
+use super::maker::Jobs;
 use super::meter::{Meter, Turned};
 use super::strangers::{Stranger, Strangers};
 use crate::auth::{self, Denial};
@@ -64,6 +65,9 @@ pub enum Mail {
     /// The answer of a wait, for that client, and when the server heard of the
     /// change.
     Wake(Route, Vec<u8>, Instant),
+    /// What that client asks for now has been made, or cannot be: go on with it.
+    /// Whether it was made for it.
+    Prepared(Route, bool),
     /// Close the connection of that client: its session is elsewhere or over.
     Close(Route),
     /// Say goodbye to every client, and end.
@@ -106,6 +110,9 @@ pub struct Worker {
     pub(super) patience: u32,
     /// Clients with more to read, when the others have had their turn.
     pub(super) again: Vec<(usize, u32)>,
+    /// Clients for which something is being made, and how to have it made.
+    pub(super) held: Vec<Route>,
+    pub(super) jobs: Option<Jobs>,
     /// There may be more doorbells, and no event will say so.
     pub(super) bells_again: bool,
     pub(super) scratch: Vec<u8>,
@@ -143,6 +150,7 @@ impl Worker {
         index: usize,
         poll: Poll,
         listeners: Vec<std::net::TcpListener>,
+        jobs: Option<Jobs>,
     ) -> io::Result<Worker> {
         let mut listeners: Vec<TcpListener> =
             listeners.into_iter().map(TcpListener::from_std).collect();
@@ -176,6 +184,8 @@ impl Worker {
             strangers,
             patience: PATIENCE,
             again: Vec::new(),
+            held: Vec::new(),
+            jobs,
             bells_again: false,
             scratch: vec![0; SCRATCH],
             out: Out { counts, ..Out::default() },
@@ -287,6 +297,7 @@ impl Worker {
                 self.shared.tolls.turn(Turned::Slow);
             }
         }
+        self.hear_held();
         if self.index == 0 {
             self.shared.engine.expire(self.shared.now(), &mut self.out);
             if let Some(rdma) = &self.shared.rdma {
@@ -381,6 +392,7 @@ impl Worker {
                         self.meter().woke(1, since.elapsed());
                     }
                 }
+                Mail::Prepared(route, made) => self.go_on(route, made),
                 Mail::Close(route) => {
                     self.part(route);
                 }

@@ -127,11 +127,15 @@ impl Folder {
     /// name.
     ///
     /// # Errors
-    /// [`Error::Os`].
+    /// [`Error::State`] for a folder of that name; [`Error::Os`].
     pub fn make_file(&self, name: &str) -> Result<File> {
         let path = self.file(name);
         match unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => {
+                let what = "is a folder where farcell makes a file; move it away";
+                return Err(refused(&path, what));
+            }
             Err(e) => return Err(failed("removing", &path, e)),
         }
         let flags =

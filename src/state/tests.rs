@@ -311,6 +311,22 @@ fn a_first_start_that_was_killed_is_finished() {
 }
 
 #[test]
+fn folders_where_files_are_made_are_named_and_stay() {
+    for name in ["segment.new", "catalog.new", "sessions.new"] {
+        let dir = memory();
+        drop(start(dir.path()).unwrap());
+        if name == "segment.new" {
+            fs::remove_file(dir.path().join("segment")).unwrap();
+            fs::remove_file(dir.path().join("catalog")).unwrap();
+        }
+        fs::create_dir(dir.path().join(name)).unwrap();
+        let error = why(start(dir.path()));
+        assert!(error.contains(name) && error.contains("is a folder"), "{error}");
+        assert!(dir.path().join(name).is_dir());
+    }
+}
+
+#[test]
 fn a_change_that_cannot_be_noted_does_not_happen() {
     #[derive(Debug)]
     struct Full;

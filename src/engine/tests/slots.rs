@@ -1,16 +1,20 @@
 //! Messages by hand: claims, what becomes of them, and clients that ask for
 //! what no client of ours would.
 
+use super::model::Ask;
+use super::{Frame, encode, frames};
 use crate::auth::Access;
 use crate::catalog::{Form, Kind};
-use crate::engine::{Begun, Brought, Engine, Newcomer, Out, SharedSession, Writing, lock};
+use crate::engine::{
+    Begun, Brought, Engine, Newcomer, Next, Out, SharedSession, Shelf, Writing, lock,
+};
 use crate::layout::Shape;
 use crate::segment::{Payload, Segment};
 use crate::slot::{MAX_BYTES, Version};
-use crate::wire::Refusal;
 use crate::wire::slots::{KEEP, REMOTE, SlotRefusal, SlotRequest};
+use crate::wire::{self, OpenRecord, OpenedRecord, Refusal, Tag};
 use proptest::prelude::*;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -314,4 +318,94 @@ fn a_row_that_is_being_written_by_nobody_comes_free() {
         ));
     }
     assert_eq!(place.commit(&session, &claimed, 0), Ok(1));
+}
+
+/// Memory that comes from elsewhere, and lasts no longer than here.
+#[derive(Debug)]
+struct Anywhere;
+
+impl Shelf for Anywhere {
+    fn draft(&self, form: Form) -> io::Result<(Segment, u64)> {
+        let bytes = crate::slot::extent(form.shape.rows, form.param);
+        Segment::anonymous(u32::try_from(bytes / 8).unwrap())
+            .map(|memory| (memory, 1))
+            .map_err(io::Error::other)
+    }
+
+    fn keep(&self, _: u64, _: Form, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64) {}
+
+    fn remove(&self, _: u32) {}
+}
+
+#[test]
+fn what_takes_long_is_made_elsewhere_and_once() {
+    let engine = Engine::new(Segment::anonymous(256).unwrap(), 256, Duration::from_secs(1));
+    let engine = engine.slot_bytes(64 << 20).shelf(Box::new(Anywhere));
+    let fresh = |id| Newcomer {
+        access: Access::ReadWrite,
+        resume: None,
+        next_request: 1,
+        fresh: id,
+        route: id,
+    };
+    let attach = |id| engine.attach(&fresh(id), Duration::ZERO, &mut Out::default()).session;
+    let hand = |session: &SharedSession, bytes: &[u8]| {
+        let mut out = Out::default();
+        let handled = engine.handle(Duration::ZERO, &mut lock(session), bytes, &mut out);
+        (handled, frames(&out.reply))
+    };
+    let open = |id: u64, bytes: u64| {
+        let record = OpenRecord {
+            array: 1,
+            kind: Kind::Slots as u8,
+            rows: 4,
+            cols: 1,
+            param: bytes,
+            ..OpenRecord::default()
+        };
+        let mut frame = Vec::new();
+        wire::push(&mut frame, Tag::Open, id, &[bytemuck::bytes_of(&record), b"params"]);
+        frame
+    };
+    let created = |(header, payload): &Frame| {
+        assert_eq!(header.tag, Tag::Opened as u8);
+        wire::take::<OpenedRecord>(Tag::Opened, payload).unwrap().0.created
+    };
+    let beat = encode(&Ask::Heartbeat, 0, 0);
+    let (first, other) = (attach(1), attach(2));
+    let large = open(1, 8 << 20);
+    let all = [&beat[..], &large, &beat].concat();
+    let ((used, next), replies) = hand(&first, &all);
+    assert_eq!((used, next, replies.len()), (beat.len(), Ok(Next::Prepare), 1));
+    assert!(engine.catalogued().get("params").is_err(), "nothing was done yet");
+    let ((_, next), _) = hand(&other, &large);
+    assert_eq!(next, Ok(Next::Prepare));
+    for (session, made) in [(&first, true), (&other, false)] {
+        assert_eq!(engine.prepare(&large), made);
+        lock(session).prepared = Some(made);
+        let ((used, next), replies) = hand(session, &all[beat.len()..]);
+        assert_eq!((used, next), (all.len() - beat.len(), Ok(Next::Continue)));
+        assert_eq!(created(&replies[0]), u8::from(made));
+        assert_eq!(replies[1].0.tag, Tag::Heartbeat as u8);
+        assert_eq!(lock(session).prepared, None);
+    }
+    // What was answered is answered again and not made again.
+    let remove = encode(&Ask::Remove("params".into()), 2, 1);
+    assert_ne!(hand(&first, &remove).1[0].0.tag, Tag::Refused as u8);
+    let ((_, next), replies) = hand(&first, &large);
+    assert_eq!((next, created(&replies[0])), (Ok(Next::Continue), 1));
+    assert!(engine.catalogued().get("params").is_err());
+    // What cannot be made is refused by its own frame, and small ones go no detour.
+    let refused = open(3, MAX_BYTES);
+    assert_eq!(hand(&first, &refused).0.1, Ok(Next::Prepare));
+    assert!(!engine.prepare(&refused));
+    lock(&first).prepared = Some(false);
+    let ((_, next), replies) = hand(&first, &refused);
+    assert_eq!((next, replies[0].0.tag), (Ok(Next::Continue), Tag::Refused as u8));
+    let ((_, next), replies) = hand(&first, &open(4, BYTES));
+    assert_eq!((next, created(&replies[0])), (Ok(Next::Continue), 1));
 }

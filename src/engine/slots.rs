@@ -91,7 +91,12 @@ impl<A: Actor> Engine<A> {
         let mut word = self.actor.load(place);
         while Version::of(word) == from {
             match self.actor.compare_exchange(place, word, to.word()) {
-                Ok(old) => return Ok(is_waiting(old)),
+                Ok(old) => {
+                    // Release: that a row is claimed is seen before what is put there
+                    // and before its new place, as in `seqlock::claim`.
+                    fence(Ordering::Release);
+                    return Ok(is_waiting(old));
+                }
                 Err(found) => word = found,
             }
         }

@@ -16,6 +16,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread::{self, JoinHandle};
 use std::sync::Arc;
 
+mod messages;
 mod sync;
 
 /// What is wrong on purpose in a world, to see that it is found.
@@ -36,6 +37,14 @@ enum Fault {
     QuietServer,
     /// Who arrives looks whether its session is over before it looks at the cell.
     EarlyLook,
+    /// A row may be seen claimed behind what is put into it.
+    NoWriterFence,
+    /// A reader may look at the version before it has the bytes.
+    NoReaderFence,
+    /// A row may be seen to move before it is seen that nobody has it.
+    EarlyMove,
+    /// A writer makes its message whole whatever has become of its claim.
+    BlindCommit,
 }
 
 struct World {

@@ -17,7 +17,7 @@
 use super::map::{Map, Window};
 use super::protocol::{self, Ground};
 use super::sleep::Here;
-use super::{Shm, attach};
+use super::{Shm, attach, seqlock};
 use crate::cell::is_suspect;
 use crate::engine::lock;
 use crate::segment::words::{load, store};
@@ -164,8 +164,7 @@ impl Shm {
     pub fn look(&self, message: &Message, offset: u64, into: &mut [u8]) -> Option<Look> {
         let Message { window, rows, row, .. } = message;
         let cell = window.cell(message.place)?;
-        // Acquire: the bytes are taken behind it.
-        let word = cell.load(Ordering::Acquire);
+        let word = seqlock::begin(cell);
         if is_suspect(word) || !self.is_current(window) {
             return None;
         }
@@ -194,10 +193,8 @@ impl Shm {
 
     /// Whether all that was taken of a message before this is of this version.
     pub fn is_still(&self, message: &Message, version: Version) -> bool {
-        // Acquire: the bytes were taken before the word is (a seqlock's reader).
-        fence(Ordering::Acquire);
-        let word = message.window.cell(message.place).map(|cell| cell.load(Ordering::Relaxed));
-        word.is_some_and(|word| Version::of(word) == version)
+        let cell = message.window.cell(message.place);
+        cell.is_some_and(|cell| seqlock::is_still(cell, version))
     }
 
     /// Whether rows are claimed here, and not by the server.
@@ -237,13 +234,11 @@ impl Shm {
                 }
             }
             let claimed = before.claimed(welcome.seat);
-            if let Ok(old) = here.compare_exchange(word, claimed.word()) {
+            if let Ok(old) = seqlock::claim(here.word(), word, claimed) {
                 protocol::answer(&here, old);
                 break claimed;
             }
         };
-        // Release: the claim is seen before any of the bytes (a seqlock's writer).
-        fence(Ordering::Release);
         // A session that is over has lost its claim also if there is another by now;
         // one of a server that has gone never had one that counts.
         let lost = |word| match is_suspect(word)
@@ -267,20 +262,14 @@ impl Shm {
             None => length.load(Ordering::Relaxed).min(rows.bytes).max(reached),
         };
         length.store(total, Ordering::Relaxed);
-        loop {
-            let word = here.load();
-            if Version::of(word) != claimed {
-                return lost(word);
-            }
-            // It releases the bytes.
-            if let Ok(old) = here.compare_exchange(word, claimed.next().word()) {
-                if !self.is_up(window) {
-                    // Perhaps it was the memory of one who has gone. A message can
-                    // be written twice.
-                    return Put::Not;
-                }
+        match seqlock::commit(here.word(), claimed) {
+            Err(word) => lost(word),
+            // Perhaps it was the memory of one who has gone. A message can be written
+            // twice.
+            Ok(_) if !self.is_up(window) => Put::Not,
+            Ok(old) => {
                 protocol::answer(&here, old);
-                return Put::Done(claimed.next());
+                Put::Done(claimed.next())
             }
         }
     }

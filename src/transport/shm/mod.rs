@@ -13,6 +13,7 @@ mod map;
 mod messages;
 pub(crate) mod protocol;
 mod quicker;
+pub(crate) mod seqlock;
 mod sleep;
 mod slot;
 mod watch;

@@ -33,6 +33,11 @@ impl<'s> Here<'s> {
         Some(Here { shm, window, cell, place, until: None, longest: LONGEST_SLEEP, epoch: 0 })
     }
 
+    /// The cell itself.
+    pub fn word(&self) -> &AtomicU64 {
+        self.cell
+    }
+
     /// The same, of the memory that counts so.
     pub fn since(self, epoch: u64) -> Here<'s> {
         Here { epoch, ..self }

@@ -441,4 +441,11 @@ fn variables_that_mean_nothing() {
         &["FARCELL_GIDINDEX", "FARCELL_GID_INDEX", "unset FARCELL_GIDINDEX"],
     );
     said.has("env.variables", "warn", &["FARCELL_TRANSPROT", "is FARCELL_TRANSPORT meant"]);
+
+    // What no terminal should be given.
+    let mut command = home.command(&["ls", "--addr", "127.0.0.1:1"]);
+    let ended = finish(command.env("FARCELL_A\n\u{1b}[2J", "1"));
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{ended:?}");
+    assert!(lines[0].contains("FARCELL_A  [2J means nothing"), "{ended:?}");
 }

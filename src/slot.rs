@@ -1,10 +1,10 @@
 //! What the version word of a slot means, and where its bytes are. Pure.
 //!
 //! The 63 bits of value, from the top: the version (41 bits), how many whole
-//! messages were written; the seat of the session that began to write last (20),
-//! by which the server finds what one who has gone was writing; two flags, torn
-//! and writing. Versions are on top, so that "newer than" is a comparison of
-//! whole words.
+//! messages were written; the seat of the session that is writing, or has left
+//! it torn (20; otherwise 0), by which the server finds what one who has gone was
+//! writing; two flags, torn and writing. Versions are on top, so that "newer than" is a
+//! comparison of whole words.
 //!
 //! The word is a sequence lock. A writer swaps it to *writing*, changes the
 //! bytes, and swaps it to the next version. A reader takes the word, the bytes,

@@ -169,6 +169,44 @@ fn where_the_server_is_looked_for() {
     said.has("server.address", "fail", &["no number", "HOST:PORT"]);
 }
 
+/// An address that a file has is as good as the file.
+#[test]
+fn what_the_address_file_is_worth() {
+    let home = Home::new();
+    let with = |file: &str| {
+        let mut command = home.command(&["doctor", "--json"]);
+        Said::of(finish(command.env_remove("FARCELL_ADDR").env("FARCELL_ADDR_FILE", file)))
+    };
+    let write = |file: &str, text: &str| std::fs::write(home.path(file), text).unwrap();
+
+    write("old", "127.0.0.1:1\n");
+    let said = with("old");
+    assert_eq!((said.code, &said.json["found_by"]), (Some(1), &Value::from("address file")));
+    let fix = "farcell serve --bind [::]:1 --ready-file old";
+    said.has("server.port", "fail", &["nothing listens", "old has this address", fix]);
+
+    write("words", "gar bage\n");
+    let fix = "farcell serve --ready-file words";
+    with("words").has("server.address", "fail", &["words has this address", fix]);
+
+    // Those behind it are looked at, and that is said.
+    write("empty", "\n");
+    let pipe = home.path("pipe");
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, rustix::fs::Mode::RUSR, 0).unwrap();
+    for file in ["empty", "pipe", "none", "/dev/zero"] {
+        let fix = format!("farcell serve --ready-file {file}");
+        let words = ["address file", "no address in", "look elsewhere", &fix];
+        let said = with(file);
+        let step = said.checks("found.step");
+        let step = step.iter().find(|step| step["subject"] == "address file").unwrap();
+        assert_eq!(step["verdict"], "warn", "{file}: {step}");
+        let told = step.to_string();
+        assert!(words.iter().all(|word| told.contains(word)), "{file}: {told}");
+        assert_eq!(said.json["found_by"], "this machine");
+    }
+}
+
 /// Takes connections, and does this with each.
 fn listener(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -261,7 +299,7 @@ fn the_key() {
     home.write_key("wrong", "another key", 0o600);
     let said = with("wrong");
     said.has("key.file", "ok", &[]);
-    said.has("key.right", "fail", &["scp -p 127.0.0.1:.config/farcell/authkey", "wrong"]);
+    said.has("key.right", "fail", &["cp -p ", "/farcell/authkey wrong"]);
     said.has("path.tcp", "skipped", &[]);
 
     home.write_key("open", "another key", 0o644);
@@ -270,9 +308,17 @@ fn the_key() {
     said.has("key.right", "skipped", &["no usable key"]);
 
     home.write_key("empty", "\n", 0o600);
-    with("empty").has("key.file", "fail", &["is empty", "scp -p"]);
-    with("none").has("key.file", "fail", &["none does not exist", "scp -p"]);
-    with("/").has("key.file", "fail", &["no regular file"]);
+    with("empty").has("key.file", "fail", &["is empty", "/farcell/authkey empty"]);
+    with("none").has("key.file", "fail", &["none does not exist", "/farcell/authkey none"]);
+    // A folder is no place for the copy itself.
+    with("/").has("key.file", "fail", &["no regular file", "/farcell/authkey /authkey"]);
+    // Not what would copy a file onto itself.
+    let own = home.path("config/farcell/authkey");
+    let own = own.to_str().unwrap();
+    home.write_key("config/farcell/authkey", "another key", 0o600);
+    with(own).has("key.right", "fail", &[&format!("cp -p KEY_FILE_OF_THE_SERVER {own}")]);
+    let far = doctor(&home, &["nosuch.invalid:1", "--authkey-file", "none"]);
+    far.has("key.file", "fail", &["scp -p nosuch.invalid:.config/farcell/authkey none"]);
     drop(site);
 }
 
@@ -336,7 +382,7 @@ fn the_lease() {
     home.addr = Some(ready(&mut server)["address"].as_str().unwrap().to_owned());
     let said = doctor(&home, &["--hold"]);
     said.has("lease.heartbeat", "ok", &["outlived its lease of 3.0 s"]);
-    said.has("lease.members", "ok", &["all 1 sessions"]);
+    said.has("lease.members", "ok", &["the one session"]);
 
     let waiter = Running::start(&mut home.command(&["wait", "e"]));
     eventually("it waits", || home.json(&["ls", "--json"])["server"]["parked_waits"] == 1);
@@ -395,4 +441,11 @@ fn variables_that_mean_nothing() {
         &["FARCELL_GIDINDEX", "FARCELL_GID_INDEX", "unset FARCELL_GIDINDEX"],
     );
     said.has("env.variables", "warn", &["FARCELL_TRANSPROT", "is FARCELL_TRANSPORT meant"]);
+
+    // What no terminal should be given.
+    let mut command = home.command(&["ls", "--addr", "127.0.0.1:1"]);
+    let ended = finish(command.env("FARCELL_A\n\u{1b}[2J", "1"));
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    assert_eq!(lines.len(), 2, "{ended:?}");
+    assert!(lines[0].contains("FARCELL_A  [2J means nothing"), "{ended:?}");
 }

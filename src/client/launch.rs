@@ -21,7 +21,7 @@ use crate::tls;
 use farcell_sys::fork::{self, Generation};
 use sha2::{Digest, Sha256};
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -213,12 +213,21 @@ pub fn publish(path: &Path, address: &str) -> Result<()> {
     written.map_err(failed)
 }
 
-/// The address in a file, if there is one.
+/// What is no shorter is no address.
+const LONGEST_ADDRESS: u64 = 512;
+
+/// The address in a file, if there is one. Looks no further than an address can be
+/// long, and at nothing that is no file: a pipe would have us wait, and a device
+/// need not end.
 #[must_use]
 pub fn read_address(path: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().next()?.trim();
-    (!line.is_empty() && line.len() < 512).then(|| line.to_owned())
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).ok()?.take(LONGEST_ADDRESS).read_to_end(&mut bytes).ok()?;
+    let line = std::str::from_utf8(bytes.split(|&byte| byte == b'\n').next()?).ok()?.trim();
+    (!line.is_empty() && (line.len() as u64) < LONGEST_ADDRESS).then(|| line.to_owned())
 }
 
 /// The address file that the environment names, or the user's own,

@@ -42,8 +42,14 @@ pub(crate) fn warn_once() {
 }
 
 fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    let mut unknown: Vec<String> = names
-        .filter(|name| name.starts_with("FARCELL_") && !VARIABLES.contains(&name.as_str()))
+    let ours: Vec<String> = names.filter(|name| name.starts_with("FARCELL_")).collect();
+    let services: Vec<&str> =
+        ours.iter().filter_map(|name| name.strip_suffix("_SERVICE_HOST")).collect();
+    let mut unknown: Vec<String> = ours
+        .iter()
+        .filter(|name| !VARIABLES.contains(&name.as_str()))
+        .filter(|name| !services.iter().any(|service| is_of_service(name, service)))
+        .cloned()
         .collect();
     unknown.sort();
     let told = |name: String| {
@@ -51,6 +57,14 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
         format!("the environment variable {name} means nothing here; is {likely} meant?")
     };
     unknown.into_iter().map(told).collect()
+}
+
+/// Whether it is one of those that Kubernetes sets in every pod for a service that is
+/// called `farcell`, or so to begin with, and has an address of its own.
+fn is_of_service(name: &str, service: &str) -> bool {
+    name.strip_prefix(service).is_some_and(|rest| {
+        rest == "_PORT" || rest.starts_with("_PORT_") || rest.starts_with("_SERVICE_")
+    })
 }
 
 /// What was probably meant by this variable.
@@ -103,6 +117,26 @@ mod tests {
         assert!(
             told[1].contains("FARCELL_ADR means nothing") && told[1].contains("is FARCELL_ADDR")
         );
+    }
+
+    #[test]
+    fn what_kubernetes_sets_is_no_misspelling() {
+        let of = |names: &[&str]| unknown(names.iter().map(|&name| name.to_owned()));
+        let service = [
+            "FARCELL_SERVICE_HOST",
+            "FARCELL_SERVICE_PORT",
+            "FARCELL_SERVICE_PORT_FARCELL",
+            "FARCELL_PORT",
+            "FARCELL_PORT_7117_TCP",
+            "FARCELL_PORT_7117_TCP_ADDR",
+            "FARCELL_METRICS_SERVICE_HOST",
+            "FARCELL_METRICS_PORT",
+        ];
+        assert_eq!(of(&service), [""; 0]);
+        // Only with the service that they belong to, and nothing else beside it.
+        assert_eq!(of(&["FARCELL_PORT", "FARCELL_SERVICE_PORT"]).len(), 2);
+        assert_eq!(of(&["FARCELL_SERVICE_HOST", "FARCELL_ADRR", "FARCELL_PORTS"]).len(), 2);
+        assert_eq!(of(&["FARCELL_METRICS_SERVICE_HOST", "FARCELL_PORT"]).len(), 1);
     }
 
     #[test]

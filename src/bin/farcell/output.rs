@@ -56,10 +56,12 @@ impl Output {
     }
 }
 
-/// One line on stderr.
+/// One line on stderr, of which nothing moves a terminal's cursor: words of others, such
+/// as a server's reason, are in it.
 pub fn complain(what: &str) {
     // If stderr is gone there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "farcell: {}", what.replace('\n', " "));
+    let line = what.replace(|c: char| c.is_control(), " ");
+    let _ = writeln!(io::stderr(), "farcell: {line}");
 }
 
 /// What the argument parser has to say: help and version go to stdout; what is

@@ -1,8 +1,9 @@
 //! How the server is found, and what its address is worth to others.
 
 use super::check::{Check, Report};
-use farcell::launch::{Launch, steps};
+use farcell::launch::{ENV_ADDR_FILE, Launch, named_address_file, steps};
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 /// The server to look at.
 pub struct Target {
@@ -13,22 +14,39 @@ pub struct Target {
     pub job: Option<String>,
     /// Nobody has named it: it need not be there.
     pub optional: bool,
+    /// The file that the address stands in, if it does in one that was named.
+    pub file: Option<PathBuf>,
 }
+
+impl Target {
+    /// Whether the address is one of this machine alone.
+    pub fn is_here(&self) -> bool {
+        matches!(kind(&self.addr), Kind::Loopback)
+    }
+}
+
+/// Where the steps of the search say that they have looked into such a file.
+const IN_FILE: &str = "address file";
 
 /// Looks where a program would.
 pub fn find(given: Option<String>, report: &mut Report) -> Option<Target> {
     if let Some(addr) = given {
         report.add(Check::ok("found.argument", format!("{addr} was given, nothing else counts")));
         told(&addr, false, report);
-        return Some(Target { addr, by: "argument", job: None, optional: false });
+        return Some(Target { addr, by: "argument", job: None, optional: false, file: None });
     }
     report.add(Check::skipped("found.argument", "no server was given"));
     let mut target = None;
     for step in steps() {
-        let check = if step.decides {
-            Check::ok("found.step", step.what)
-        } else {
-            Check::skipped("found.step", step.what)
+        let file = (step.place == IN_FILE).then(named_address_file).flatten();
+        let check = match &file {
+            _ if step.decides => Check::ok("found.step", step.what),
+            // Named on purpose; a program goes on as if it had not been.
+            Some(file) if std::env::var_os(ENV_ADDR_FILE).is_some_and(|name| !name.is_empty()) => {
+                let fix = format!("farcell serve --ready-file {}", file.display());
+                Check::warn("found.step", format!("{}; programs look elsewhere", step.what), fix)
+            }
+            _ => Check::skipped("found.step", step.what),
         };
         report.add(check.of(step.place));
         if !step.decides {
@@ -42,7 +60,7 @@ pub fn find(given: Option<String>, report: &mut Report) -> Option<Target> {
                 let optional = step.place == "this machine";
                 told(&addr, !alone && !optional, report);
                 let job = launch.map(|launch| launch.job);
-                target = Some(Target { addr, by: step.place, job, optional });
+                target = Some(Target { addr, by: step.place, job, optional, file });
             }
             None => report.add(Check::skipped(
                 "server.told",

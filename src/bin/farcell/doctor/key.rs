@@ -46,7 +46,20 @@ pub fn file(patient: &Patient<'_>, report: &mut Report) -> Result<bool, Failure>
 
 /// The command that copies the server's key here.
 fn copy(patient: &Patient<'_>, path: &Path) -> String {
+    let path = match path.is_dir() {
+        true => path.join("authkey"),
+        false => path.to_owned(),
+    };
     let host = match &patient.target {
+        // Nothing to copy over the network; the server's log says which file it uses.
+        Some(target) if target.is_here() => {
+            return match farcell::key_path_from_env() {
+                Ok(own) if own != path && own.exists() => {
+                    format!("cp -p {} {}", own.display(), path.display())
+                }
+                _ => format!("cp -p KEY_FILE_OF_THE_SERVER {}", path.display()),
+            };
+        }
         Some(target) => target.addr.rsplit_once(':').map_or(&*target.addr, |(host, _)| host),
         None => "SERVER",
     };

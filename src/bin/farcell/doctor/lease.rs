@@ -110,10 +110,11 @@ fn members(client: &Client, lease: Duration) -> Check {
         })
         .collect();
     if silent.is_empty() {
-        return Check::ok(
-            "lease.members",
-            format!("all {} sessions have given a sign in time", members.len()),
-        );
+        let what = match members.len() {
+            1 => "the one session that there is has given a sign in time".to_owned(),
+            all => format!("all {all} sessions have given a sign in time"),
+        };
+        return Check::ok("lease.members", what);
     }
     let what = format!("silent, and soon lost: {}", silent.join(", "));
     Check::warn("lease.members", what, "farcell members")

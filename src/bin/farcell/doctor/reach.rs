@@ -1,9 +1,10 @@
 //! The name, the port, and what speaks there.
 
 use super::Patient;
-use super::check::{Check, Report};
+use super::check::{Check, Report, Verdict};
 use super::found::Target;
 use farcell::diagnose::{Answer, WIRE_VERSION, probe, resolve};
+use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -25,11 +26,14 @@ pub fn look(patient: &Patient<'_>, report: &mut Report) -> bool {
         Err(error) => {
             let why = error.to_string();
             // It is well formed, and the name is not known; or else nothing to look up.
-            let fix = match bare_host(&target.addr) {
-                Some(host) if why.contains("cannot be found") => format!("getent hosts {host}"),
+            let fix = match (bare_host(&target.addr), &target.file) {
+                (Some(host), _) if why.contains("cannot be found") => {
+                    format!("getent hosts {host}")
+                }
+                (_, Some(file)) => format!("farcell serve --ready-file {}", file.display()),
                 _ => "farcell doctor HOST:PORT".to_owned(),
             };
-            report.add(Check::fail("server.address", why, fix));
+            report.add(from_file(target, Check::fail("server.address", why, fix)));
             for check in ["server.port", "server.answer"] {
                 report.add(Check::skipped(check, "the name has no address"));
             }
@@ -53,7 +57,7 @@ pub fn look(patient: &Patient<'_>, report: &mut Report) -> bool {
     match answers.iter().find(|(_, answer)| taken(answer)) {
         Some((addr, answer)) => {
             ours = matches!(answer, Answer::Farcell { version } if *version == WIRE_VERSION);
-            report.add(speaker(*addr, answer));
+            report.add(from_file(target, speaker(*addr, answer)));
         }
         None => report.add(Check::skipped("server.answer", "no port was reached")),
     }
@@ -67,9 +71,21 @@ fn bare_host(addr: &str) -> Option<&str> {
     (host.starts_with(char::is_alphanumeric) && host.chars().all(plain)).then_some(host)
 }
 
+/// Says of what has failed where its address stands: the file may be an old one.
+fn from_file(target: &Target, mut check: Check) -> Check {
+    if let Some(file) = target.file.as_ref().filter(|_| check.verdict == Verdict::Fail) {
+        let file = file.display();
+        let _ = write!(check.what, "; {file} has this address, perhaps of a server that has ended");
+    }
+    check
+}
+
 fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check {
     let port = addr.port();
-    let serve = format!("farcell serve --bind [::]:{port}");
+    let mut serve = format!("farcell serve --bind [::]:{port}");
+    if let Some(file) = &target.file {
+        let _ = write!(serve, " --ready-file {}", file.display());
+    }
     let check = match answer {
         Answer::Farcell { .. } | Answer::Other(_) | Answer::Silent(_) => {
             Check::ok("server.port", "open")
@@ -111,7 +127,7 @@ fn port(target: &Target, addr: SocketAddr, answer: &Answer, any: bool) -> Check 
         }
         _ => Check::fail("server.port", "unknown", serve),
     };
-    check.of(addr.to_string())
+    from_file(target, check).of(addr.to_string())
 }
 
 fn speaker(addr: SocketAddr, answer: &Answer) -> Check {

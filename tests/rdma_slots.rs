@@ -5,7 +5,7 @@ mod common;
 
 use common::another::{Speaker, role};
 use common::messages::{self, LARGEST, message, size};
-use common::rdma::{LONG, device, eventually, over, over_at, rdma_server};
+use common::rdma::{LONG, device, eventually, over, over_at, rdma_server, stays_over};
 use farcell::{Client, Error, Server, Slot, TransportChoice};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -307,6 +307,7 @@ fn role_of_a_writer() {
     for i in 1.. {
         match i % 2 {
             0 => slot.write(&long[0]).unwrap(),
+            _ if way == "shm" => slot.write(&long[1]).unwrap(),
             _ => slot.write_registered(&memory, 0..LONG_ONE).unwrap(),
         };
     }
@@ -364,8 +365,8 @@ fn writer(server: &Server, way: &str, number: u64) -> Speaker {
     Speaker::start(role("role_of_a_writer", ROLE, what).stdin(Stdio::piped()))
 }
 
-/// Kills writers in the middle of messages, under the eyes of readers by every way.
-fn kill_writers(way: &str, kills: u64) {
+/// Kills writers in the middle of messages, under the eyes of readers by two ways.
+fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
     if !device() {
         return;
     }
@@ -373,7 +374,8 @@ fn kill_writers(way: &str, kills: u64) {
     let (rdma, tcp) = both(&server);
     rdma.slots("params", 1, LONG_ONE as u64).unwrap();
     let slots = [&rdma, &tcp].map(|c| c.open_slots("params").unwrap().at(0).unwrap());
-    let readers = [TransportChoice::Rdma, TransportChoice::Tcp].map(|c| over(&server, c));
+    let ways = readers;
+    let readers = readers.map(|c| over(&server, c));
     let (found, over_now) = (&Found::default(), &AtomicBool::new(false));
     let (mut seed, mut in_the_middle, mut last) = (7, 0, 0);
     thread::scope(|scope| {
@@ -414,18 +416,26 @@ fn kill_writers(way: &str, kills: u64) {
         over_now.store(true, Ordering::Relaxed);
         let read = readers.map(|reader| reader.join().unwrap());
         println!("{in_the_middle} of {kills} in the middle; whole messages, and none: {read:?}");
-        for (whole, none) in read {
+        // While a row is being written, also by a dead one, they wait for its end.
+        for (whole, _) in read {
             assert!(whole as u64 > kills / 2, "{whole} were read");
-            assert!(none > 0, "there was never a torn row");
         }
     });
     assert!(u64::from(in_the_middle) > kills / 2, "{in_the_middle}");
-    for client in [&rdma, &readers[0]] {
-        assert_eq!(client.transport().name, "rdma", "{:?}", client.transport());
+    // Nobody was sent another way.
+    stays_over(&rdma, TransportChoice::Rdma);
+    for (client, choice) in readers.iter().zip(ways) {
+        stays_over(client, choice);
     }
 }
 
 #[test]
 fn writers_that_are_killed_over_rdma_tear_no_message() {
-    kill_writers("rdma", 20);
+    kill_writers("rdma", 20, [TransportChoice::Rdma, TransportChoice::Tcp]);
+}
+
+/// In the domain of the adapter they write in memory what the server lets them.
+#[test]
+fn writers_that_are_killed_in_memory_tear_no_message_for_those_over_rdma() {
+    kill_writers("shm", 8, [TransportChoice::Rdma, TransportChoice::Shm]);
 }

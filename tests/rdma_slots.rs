@@ -1,11 +1,16 @@
-//! Messages by RDMA: whole or not there at all, to readers by any way, and also
-//! when the RDMA connection breaks.
+//! Messages by RDMA: whole or not there at all, to readers by any way, also when
+//! the RDMA connection breaks and when writers are killed.
 
 mod common;
 
+use common::another::{Speaker, role};
 use common::messages::{self, LARGEST, message, size};
-use common::rdma::{device, eventually, over, rdma_server};
-use farcell::{Client, Error, Server, TransportChoice};
+use common::rdma::{LONG, device, eventually, over, over_at, rdma_server, stays_over};
+use farcell::{Client, Error, Server, Slot, TransportChoice};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::Stdio;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -269,4 +274,168 @@ fn a_removed_array_is_gone_for_those_who_have_its_memory_too() {
     again.write(b"new").unwrap();
     assert!(matches!(slot.read(&mut buffer), Err(Error::ArrayRemoved { .. })));
     assert_eq!(rdma.transport().name, "rdma");
+}
+
+// ---- writers that are killed -----------------------------------------------------
+
+const ROLE: &str = "FARCELL_TEST_RDMA_SLOT_ROLE";
+/// How long sessions of killed writers keep their rows.
+const LEASE: Duration = Duration::from_secs(1);
+/// How long a writer leaves its first message to those who read.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Bytes of its messages: more than one WRITE moves.
+const LONG_ONE: usize = 1_500_004;
+
+#[test]
+#[ignore = "it is what the tests below start"]
+fn role_of_a_writer() {
+    let Ok(what) = std::env::var(ROLE) else { return };
+    let [addr, way, number] = what.split(' ').collect::<Vec<_>>()[..] else { panic!("{what}") };
+    let choice = if way == "shm" { TransportChoice::Shm } else { TransportChoice::Rdma };
+    let client = over_at(addr, choice);
+    let slot = client.open_slots("params").unwrap().at(0).unwrap();
+    let number: u64 = number.parse().unwrap();
+    let long = [0, 1].map(|i| messages::of_size(number + i, LONG_ONE));
+    let memory = client.register(LONG_ONE);
+    memory.write(0, &long[1]).unwrap();
+    println!("ready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    write_again(&slot, &long[0]);
+    thread::sleep(PAUSE);
+    println!("writing");
+    // By both ways: from where the message is, and by way of the staging ring.
+    for i in 1.. {
+        match i % 2 {
+            0 => slot.write(&long[0]).unwrap(),
+            _ if way == "shm" => slot.write(&long[1]).unwrap(),
+            _ => slot.write_registered(&memory, 0..LONG_ONE).unwrap(),
+        };
+    }
+}
+
+/// Writes as soon as the one before is no longer taken for a writer. The version, and
+/// how long that took.
+fn write_again(slot: &Slot, message: &[u8]) -> (u64, Duration) {
+    let begun = Instant::now();
+    loop {
+        match slot.write(message) {
+            Ok(version) => return (version, begun.elapsed()),
+            Err(Error::SlotBusy { .. }) if begun.elapsed() < LONG => {}
+            Err(error) => panic!("{error}"),
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What readers have found: which message each version is.
+#[derive(Default)]
+struct Found(Mutex<BTreeMap<u64, u64>>);
+
+impl Found {
+    /// Reads whole messages until it is over; how many, and how often there was none.
+    fn read_until(&self, over_now: &AtomicBool, slot: &Slot) -> (usize, usize) {
+        let mut buffer = vec![0; LONG_ONE];
+        let (mut whole, mut none, mut last) = (0, 0, 0);
+        while !over_now.load(Ordering::Relaxed) {
+            // Whoever is at work beside it needs the processor.
+            thread::sleep(Duration::from_millis(10));
+            match messages::read(slot, &mut buffer) {
+                Ok((number, received)) => {
+                    assert!(received.version >= last, "{} after {last}", received.version);
+                    last = received.version;
+                    self.is(last, number);
+                    whole += 1;
+                }
+                Err(Error::SlotBusy { .. } | Error::Torn { .. }) => none += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        (whole, none)
+    }
+
+    fn is(&self, version: u64, number: u64) {
+        let before = *self.0.lock().unwrap().entry(version).or_insert(number);
+        assert_eq!(before, number, "two messages of version {version}");
+    }
+}
+
+/// A writer that is ready to begin.
+fn writer(server: &Server, way: &str, number: u64) -> Speaker {
+    let what = format!("{} {way} {number}", server.address());
+    Speaker::start(role("role_of_a_writer", ROLE, what).stdin(Stdio::piped()))
+}
+
+/// Kills writers in the middle of messages, under the eyes of readers by two ways.
+fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
+    if !device() {
+        return;
+    }
+    let server = rdma_server().lease(LEASE).start().unwrap();
+    let (rdma, tcp) = both(&server);
+    rdma.slots("params", 1, LONG_ONE as u64).unwrap();
+    let slots = [&rdma, &tcp].map(|c| c.open_slots("params").unwrap().at(0).unwrap());
+    let ways = readers;
+    let readers = readers.map(|c| over(&server, c));
+    let (found, over_now) = (&Found::default(), &AtomicBool::new(false));
+    let (mut seed, mut in_the_middle, mut last) = (7, 0, 0);
+    thread::scope(|scope| {
+        let readers = readers.each_ref().map(|client| {
+            let slot = client.open_slots("params").unwrap().at(0).unwrap();
+            scope.spawn(move || found.read_until(over_now, &slot))
+        });
+        let mut next = writer(&server, way, 1);
+        for kill in 0..kills {
+            let number = 10 * kill + 1;
+            next.says("ready");
+            // Connections take long: the one behind it makes its own meanwhile.
+            let mut writer = std::mem::replace(&mut next, self::writer(&server, way, number + 10));
+            writer.process.0.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+            writer.says("writing");
+            thread::sleep(Duration::from_micros(common::random(&mut seed, 400_000)));
+            writer.process.kill();
+            // Every other time the next one is a writer who is here already.
+            let slot = &slots[kill as usize / 2 % 2];
+            let refused = match slot.write(b"too soon") {
+                Ok(_) => false,
+                Err(Error::SlotBusy { .. }) => true,
+                Err(error) => panic!("{error}"),
+            };
+            in_the_middle += u32::from(refused);
+            let version = slot.version().unwrap();
+            assert!(version > last, "{version} after {last}");
+            last = version;
+            if kill % 2 == 0 {
+                let (version, took) = write_again(slot, &messages::of_size(number + 5, 65_537));
+                assert!(version > last, "{version} after {last}");
+                found.is(version, number + 5);
+                last = version;
+                println!("kill {kill}: refused {refused}, the next message after {took:?}");
+                assert!(took < LEASE + Duration::from_secs(10), "{took:?}");
+            }
+        }
+        over_now.store(true, Ordering::Relaxed);
+        let read = readers.map(|reader| reader.join().unwrap());
+        println!("{in_the_middle} of {kills} in the middle; whole messages, and none: {read:?}");
+        // While a row is being written, also by a dead one, they wait for its end.
+        for (whole, _) in read {
+            assert!(whole as u64 > kills / 2, "{whole} were read");
+        }
+    });
+    assert!(u64::from(in_the_middle) > kills / 2, "{in_the_middle}");
+    // Nobody was sent another way.
+    stays_over(&rdma, TransportChoice::Rdma);
+    for (client, choice) in readers.iter().zip(ways) {
+        stays_over(client, choice);
+    }
+}
+
+#[test]
+fn writers_that_are_killed_over_rdma_tear_no_message() {
+    kill_writers("rdma", 20, [TransportChoice::Rdma, TransportChoice::Tcp]);
+}
+
+/// In the domain of the adapter they write in memory what the server lets them.
+#[test]
+fn writers_that_are_killed_in_memory_tear_no_message_for_those_over_rdma() {
+    kill_writers("shm", 8, [TransportChoice::Rdma, TransportChoice::Shm]);
 }

@@ -4,6 +4,8 @@
 pub mod another;
 pub mod messages;
 #[cfg(feature = "cli")]
+pub mod page;
+#[cfg(feature = "cli")]
 pub mod process;
 pub mod proxy;
 pub mod rdma;

@@ -57,13 +57,18 @@ pub fn over(server: &Server, choice: TransportChoice) -> Client {
 pub fn over_at(addr: &str, choice: TransportChoice) -> Client {
     let client =
         Client::builder().addr(addr).key(super::key()).transport(choice).connect().unwrap();
+    stays_over(&client, choice);
+    client
+}
+
+/// Fails if a client goes another way than this one.
+pub fn stays_over(client: &Client, choice: TransportChoice) {
     let want = match choice {
         TransportChoice::Tcp => "tcp",
         TransportChoice::Shm => "shm",
         _ => "rdma",
     };
     assert_eq!(client.transport().name, want, "{:?}", client.transport());
-    client
 }
 
 /// Runs a command that must succeed.

@@ -54,6 +54,23 @@ def test_timeouts_and_what_is_set_already(client, name):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_no_time_at_all_finds_what_is_there(server, name, transport):
+    """As `wait(0)` and `acquire(False)` do."""
+
+    async def main(client: farcell.Client) -> None:
+        event, lock = client.events(name, 1)[0], client.lock(name + "l")
+        event.set()
+        for _ in range(100):
+            assert await event.wait_async(0) is True
+            assert await event.wait_async(-1) is True
+            assert await lock.acquire_async(0) is True
+            lock.release()
+
+    with farcell.connect(server.address, authkey=KEY, transport=transport) as client:
+        asyncio.run(main(client))
+
+
 def test_a_cancelled_task_leaves_nothing_behind(server, client, name):
     event = client.events(name, 1)[0]
 

@@ -45,7 +45,7 @@ def test_timeouts_and_what_is_set_already(client, name):
     async def main() -> None:
         begun = time.monotonic()
         assert await event.wait_async(0.1) is False
-        assert 0.1 <= time.monotonic() - begun < 2
+        assert 0.1 <= time.monotonic() - begun < 10
         assert await event.wait_async(0) is False
         event.set()
         assert await event.wait_async() is True
@@ -76,7 +76,9 @@ def test_a_cancelled_task_leaves_nothing_behind(server, client, name):
 
     async def main() -> None:
         waits = [asyncio.create_task(event.wait_async()) for _ in range(20)]
-        await asyncio.sleep(0.2)
+        deadline = time.monotonic() + 10
+        while server.parked_waits() < 20 and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         assert server.parked_waits() == 20
         for wait in waits:
             wait.cancel()

@@ -63,7 +63,7 @@ except KeyboardInterrupt:
     begun = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == "interrupted\n"
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 3
     assert child.wait(10) == 0
     deadline = time.monotonic() + 5
     while server.parked_waits() and time.monotonic() < deadline:

@@ -24,7 +24,10 @@ HERE = Path(__file__).resolve().parent
 def build_program() -> None:
     """Builds `farcell` and puts it where maturin takes scripts from."""
     cargo = os.environ.get("CARGO", "cargo")
-    command = [cargo, "build", "--release", "--bin", "farcell"]
+    command = [cargo, "build", "--release", "--locked", "--bin", "farcell"]
+    # With the features of dependencies that the module asks for, so that what is compiled
+    # here is what maturin then finds.
+    command += ["--package", "farcell", "--package", "farcell-python"]
     command += ["--manifest-path", str(HERE.parent / "Cargo.toml"), "--message-format=json"]
     lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     program = None

@@ -8,7 +8,7 @@ use crate::array::Shared;
 use crate::errors::{OrRaise, exception};
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session};
-use crate::waiting::{self, Pending};
+use crate::waiting::{self, Pending, Then};
 use farcell::{BarrierArray, BarrierWait};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -174,9 +174,10 @@ impl Barrier {
     /// Comes to one of the two without a thread; `then` is called with the place
     /// and whether this is the last one.
     fn _start_wait(&self, py: Python<'_>, which: usize, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let native = self.native(py, which)?;
         let told = move |ended: farcell::Result<BarrierWait>| {
-            waiting::tell(&then, ended.map(|passed| (passed.index(), passed.is_last())));
+            then.tell(ended.map(|passed| (passed.index(), passed.is_last())));
         };
         py.detach(|| native.wait_then(told)).map(Pending).or_raise(py)
     }

@@ -5,7 +5,7 @@ use crate::errors::OrRaise;
 use crate::pickled::{self, CellArgs, Numbers, Reduced, ViewArgs};
 use crate::session::{Origin, Session};
 use crate::view::{Axis, Found, View};
-use crate::waiting::{self, Pending, timeout};
+use crate::waiting::{self, Pending, Then, timeout};
 use farcell::{Comparison, CounterArray};
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
@@ -213,11 +213,18 @@ impl Counters {
             Found::View(view) => {
                 let many = Counters { array: self.array.clone(), view };
                 let cells = many.view.cells();
-                let values: Vec<i64> = match value.extract::<i64>() {
-                    Ok(value) => vec![value; cells],
-                    Err(_) => value.try_iter()?.map(|v| v?.extract()).collect::<PyResult<_>>()?,
+                let values: Vec<i64> = match value.try_iter() {
+                    // One more than fits, of those that never end.
+                    Ok(each) => {
+                        each.take(cells + 1).map(|v| v?.extract()).collect::<PyResult<_>>()?
+                    }
+                    Err(_) => vec![value.extract()?; cells],
                 };
-                if values.len() != cells {
+                if values.len() > cells {
+                    let text = format!("more values than the {cells} counters");
+                    return Err(PyValueError::new_err(text));
+                }
+                if values.len() < cells {
                     let text = format!("{} values for {cells} counters", values.len());
                     return Err(PyValueError::new_err(text));
                 }
@@ -227,24 +234,29 @@ impl Counters {
     }
 
     /// Refuses: an array has as many counters as it was made with.
+    fn __delitem__(&self, _item: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(fixed())
+    }
+
+    /// As `__delitem__`.
     #[pyo3(signature = (*_args))]
     fn append(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
         Err(fixed())
     }
 
-    /// As `append`.
+    /// As `__delitem__`.
     #[pyo3(signature = (*_args))]
     fn extend(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
         Err(fixed())
     }
 
-    /// As `append`.
+    /// As `__delitem__`.
     #[pyo3(signature = (*_args))]
     fn insert(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
         Err(fixed())
     }
 
-    /// As `append`.
+    /// As `__delitem__`.
     #[pyo3(signature = (*_args))]
     fn pop(&self, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
         Err(fixed())
@@ -328,6 +340,7 @@ impl Counters {
         value: i64,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_counters", (slf, need, comparison, value, timeout))?.unbind())
     }
@@ -341,13 +354,14 @@ impl Counters {
         value: i64,
         then: Py<PyAny>,
     ) -> PyResult<Pending> {
+        let then = Then::new(then);
         let comparison = self::comparison(comparison)?;
         let array = self.array.get(py)?;
         let told = move |ended: farcell::Result<farcell::Woken>| {
             let cells = |woken: farcell::Woken| {
                 woken.cells().iter().map(|cell| (cell.row, cell.col)).collect::<Vec<_>>()
             };
-            waiting::tell(&then, ended.map(cells));
+            then.tell(ended.map(cells));
         };
         let started =
             py.detach(|| select(&array, &self.view)?.wait_some_then(need, comparison, value, told));
@@ -504,6 +518,7 @@ impl Counter {
         value: i64,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_counter", (slf, comparison, value, timeout))?.unbind())
     }
@@ -516,9 +531,10 @@ impl Counter {
         value: i64,
         then: Py<PyAny>,
     ) -> PyResult<Pending> {
+        let then = Then::new(then);
         let comparison = self::comparison(comparison)?;
         let counter = self.native(py)?;
-        let told = move |ended: farcell::Result<i64>| waiting::tell(&then, ended);
+        let told = move |ended: farcell::Result<i64>| then.tell(ended);
         py.detach(|| counter.wait_until_then(comparison, value, told)).map(Pending).or_raise(py)
     }
 

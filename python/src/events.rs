@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, exception};
 use crate::pickled::{self, CellArgs, Numbers, Reduced, ViewArgs};
 use crate::session::{Origin, Session};
 use crate::view::{Axis, Found, View};
-use crate::waiting::{self, Pending, timeout};
+use crate::waiting::{self, Pending, Then, timeout};
 use farcell::EventArray;
 use pyo3::basic::CompareOp;
 use pyo3::exceptions::PyIndexError;
@@ -289,6 +289,7 @@ impl Events {
     /// As `wait_any`, to be awaited.
     #[pyo3(signature = (timeout=None))]
     fn wait_any_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_cells", (slf, 1, timeout, false))?.unbind())
     }
@@ -300,6 +301,7 @@ impl Events {
         need: usize,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_cells", (slf, need, timeout, false))?.unbind())
     }
@@ -307,6 +309,7 @@ impl Events {
     /// As `wait_all`, to be awaited.
     #[pyo3(signature = (timeout=None))]
     fn wait_all_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         let need = slf.get().view.cells();
         Ok(aio.call_method1("wait_cells", (slf, need, timeout, true))?.unbind())
@@ -314,12 +317,13 @@ impl Events {
 
     /// Waits without a thread; `then` is called with what became of it.
     fn _start_wait(&self, py: Python<'_>, need: usize, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let array = self.array.get(py)?;
         let started = py.detach(|| {
             select(&array, &self.view)?.wait_then(need, move |ended| {
                 let cells = ended
                     .map(|woken| woken.cells().iter().map(|c| (c.row, c.col)).collect::<Vec<_>>());
-                waiting::tell(&then, cells);
+                then.tell(cells);
             })
         });
         started.map(Pending).or_raise(py)
@@ -460,6 +464,7 @@ impl Event {
     /// As `wait`, to be awaited. Hundreds of these need one thread.
     #[pyo3(signature = (timeout=None))]
     fn wait_async(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_event", (slf, timeout))?.unbind())
     }
@@ -471,22 +476,24 @@ impl Event {
         seen: u64,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_after", (slf, seen, timeout))?.unbind())
     }
 
     /// Waits without a thread; `then` is called with the count.
     fn _start_wait_after(&self, py: Python<'_>, seen: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let event = self.native(py)?;
-        let told = move |ended: farcell::Result<u64>| waiting::tell(&then, ended);
+        let told = move |ended: farcell::Result<u64>| then.tell(ended);
         py.detach(|| event.wait_after_then(seen, told)).map(Pending).or_raise(py)
     }
 
     /// Waits without a thread; `then` is called with what became of it.
     fn _start_wait(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let event = self.native(py)?;
-        let started =
-            py.detach(|| event.wait_then(move |ended| waiting::tell(&then, ended.map(|()| true))));
+        let started = py.detach(|| event.wait_then(move |ended| then.tell(ended.map(|()| true))));
         started.map(Pending).or_raise(py)
     }
 

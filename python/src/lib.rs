@@ -55,7 +55,7 @@ mod _native {
     #[pymodule_export]
     use crate::taken::Taken;
     #[pymodule_export]
-    use crate::waiting::Pending;
+    use crate::waiting::{Pending, forget_untold};
     use pyo3::prelude::*;
 
     #[pymodule_init]

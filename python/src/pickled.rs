@@ -61,10 +61,12 @@ pub fn view((kind, numbers): &Numbers, rows: usize, cols: usize) -> PyResult<Vie
         let [start, step, len] = numbers.get(at..at + 3).ok_or_else(bad)? else {
             return Err(bad());
         };
-        let last = (len - 1).max(0).checked_mul(*step).and_then(|n| n.checked_add(*start));
         let inside = |n: i64| (0..most as i64).contains(&n);
+        let last = len.checked_sub(1).and_then(|n| n.checked_mul(*step)?.checked_add(*start));
         let empty = *len == 0;
-        if *len < 0 || !(empty || inside(*start) && last.is_some_and(inside)) {
+        // Of step 0 any number of cells would lie inside.
+        let stays = *step == 0 && *len > 1;
+        if *len < 0 || stays || !(empty || inside(*start) && last.is_some_and(inside)) {
             return Err(bad());
         }
         let start = if empty { 0 } else { *start as usize };

@@ -154,12 +154,20 @@ impl Origin {
         let client = {
             let mut state = lock(&self.state);
             match &state.client {
-                // Another thread was faster.
-                Some((born, first)) if *born == now => first.clone(),
+                // Another thread was faster, one that connects or one that closes.
+                _ if state.closed => Err(client),
+                Some((born, first)) if *born == now => Ok(first.clone()),
                 _ => {
                     state.client = Some((now, client.clone()));
-                    client
+                    Ok(client)
                 }
+            }
+        };
+        let client = match client {
+            Ok(client) => client,
+            Err(unwanted) => {
+                py.detach(|| unwanted.close());
+                return Err(raise(py, "Closed", "this client was closed"));
             }
         };
         sessions.call_method0("_opened")?;
@@ -375,4 +383,5 @@ pub fn close_all(py: Python<'_>) {
             py.detach(|| client.close());
         }
     }
+    waiting::let_tell(py);
 }

@@ -5,7 +5,7 @@ use crate::buffer::Lent;
 use crate::errors::OrRaise;
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session};
-use crate::waiting::{self, Pending, timeout};
+use crate::waiting::{self, Pending, Then, timeout};
 use farcell::{Client, SlotArray};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -208,14 +208,16 @@ impl Slot {
         than: u64,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
+        waiting::timeout(timeout)?;
         let aio = slf.py().import("farcell._aio")?;
         Ok(aio.call_method1("wait_newer", (slf, than, timeout))?.unbind())
     }
 
     /// Waits without a thread; `then` is called with what became of it.
     fn _start_wait(&self, py: Python<'_>, than: u64, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let slot = self.native(py)?;
-        let told = move |ended: farcell::Result<()>| waiting::tell(&then, ended.map(|()| true));
+        let told = move |ended: farcell::Result<()>| then.tell(ended.map(|()| true));
         py.detach(|| slot.wait_newer_then(than, told)).map(Pending).or_raise(py)
     }
 

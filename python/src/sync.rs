@@ -5,7 +5,7 @@ use crate::errors::{OrRaise, raise};
 use crate::pickled::Reduced;
 use crate::session::{Origin, Session, lock};
 use crate::taken::Taken;
-use crate::waiting::{self, Pending, timeout};
+use crate::waiting::{self, Pending, Then, timeout};
 use farcell::{BarrierArray, Client, LockArray, LockGuard, SemaphoreArray};
 use farcell_sys::fork::{self, Generation};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -218,13 +218,14 @@ impl Lock {
 
     /// Queues without a thread; `then` is called with what was had.
     fn _start_acquire(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         if self.reentrant {
             return Err(PyRuntimeError::new_err(
                 "an RLock belongs to a thread, and tasks share theirs: use a lock",
             ));
         }
         let native = self.array.get(py)?.at(self.row, self.col).or_raise(py)?;
-        let told = move |ended: farcell::Result<_>| waiting::tell(&then, ended.map(Taken::lock));
+        let told = move |ended: farcell::Result<_>| then.tell(ended.map(Taken::lock));
         py.detach(|| native.lock_then(told)).map(Pending).or_raise(py)
     }
 
@@ -412,10 +413,11 @@ impl Semaphore {
 
     /// Queues without a thread; `then` is called with what was had.
     fn _start_acquire(&self, py: Python<'_>, then: Py<PyAny>) -> PyResult<Pending> {
+        let then = Then::new(then);
         let native = self.native(py)?;
         let of = native.clone();
         let told = move |ended: farcell::Result<()>| {
-            waiting::tell(&then, ended.map(|()| Taken::permit(of)));
+            then.tell(ended.map(|()| Taken::permit(of)));
         };
         py.detach(|| native.acquire_then(told)).map(Pending).or_raise(py)
     }

@@ -40,6 +40,20 @@ impl Taken {
         }
     }
 
+    fn back(&self) {
+        let what = lock(&self.what).take();
+        if self.born != fork::generation() {
+            // It is the parent's, and must not be touched.
+            return;
+        }
+        match what {
+            Some(What::Guard(guard)) => drop(ManuallyDrop::into_inner(guard)),
+            // The session is over, and with it what can be given back to.
+            Some(What::Permit(semaphore)) => drop(semaphore.release()),
+            None => {}
+        }
+    }
+
     /// The permit is kept.
     pub fn keep(&self) {
         lock(&self.what).take();
@@ -50,24 +64,16 @@ impl Taken {
 impl Taken {
     /// Gives it back, if it is still here.
     fn give_back(&self, py: Python<'_>) {
-        let what = lock(&self.what).take();
-        if self.born != fork::generation() {
-            // It is the parent's, and must not be touched.
-            return;
-        }
-        py.detach(|| match what {
-            Some(What::Guard(guard)) => drop(ManuallyDrop::into_inner(guard)),
-            // The session is over, and with it what can be given back to.
-            Some(What::Permit(semaphore)) => drop(semaphore.release()),
-            None => {}
-        });
+        py.detach(|| self.back());
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         if lock(&self.what).is_some() {
-            Python::attach(|py| self.give_back(py));
+            // The interpreter may have ended before a thread of the session's.
+            let told = Python::try_attach(|py| self.give_back(py));
+            told.unwrap_or_else(|| self.back());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which cells of an array a view has: arithmetic, as Python indexes.
 
-use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PySlice, PyTuple};
 
@@ -35,7 +35,9 @@ impl Axis {
     fn slice(&self, slice: &Bound<'_, PySlice>) -> PyResult<Axis> {
         let cut = slice.indices(self.len as isize)?;
         let first = if cut.slicelength == 0 { 0 } else { cut.start as usize };
-        Ok(Axis { start: self.at(first), step: self.step * cut.step, len: cut.slicelength })
+        // A step that nothing takes may be as large as a number gets.
+        let step = if cut.slicelength > 1 { self.step * cut.step } else { 1 };
+        Ok(Axis { start: self.at(first), step, len: cut.slicelength })
     }
 }
 
@@ -70,7 +72,15 @@ fn index(item: &Bound<'_, PyAny>, axis: &Axis) -> PyResult<Index> {
         return axis.slice(slice).map(Index::Part);
     }
     // Whatever has __index__, numpy's integers among them.
-    item.extract::<isize>().map(Index::One).map_err(|_| {
+    number(item).map(Index::One)
+}
+
+/// An index that is one number.
+fn number(item: &Bound<'_, PyAny>) -> PyResult<isize> {
+    item.extract::<isize>().map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(item.py()) {
+            return PyIndexError::new_err(format!("index {item} is out of range"));
+        }
         PyTypeError::new_err("an index is an integer, a slice, a pair of these, or a list of pairs")
     })
 }
@@ -137,8 +147,8 @@ impl View {
     pub fn index(&self, item: &Bound<'_, PyAny>) -> PyResult<Found> {
         // First what nearly every index is, and by its type: what cannot be
         // turned into a number costs an exception to find out.
-        if let Ok(number) = item.cast::<PyInt>() {
-            return self.one(number.extract()?);
+        if let Ok(whole) = item.cast::<PyInt>() {
+            return self.one(number(whole.as_any())?);
         }
         if let Ok(pair) = item.cast::<PyTuple>() {
             return self.pair(pair);
@@ -215,9 +225,15 @@ impl View {
     fn pick(&self, list: &Bound<'_, PyList>) -> PyResult<Found> {
         let cells = list
             .iter()
-            .map(|item| match self.index(&item)? {
-                Found::Cell(row, col) => Ok((row, col)),
-                Found::View(_) => Err(PyTypeError::new_err("a list of indices must name cells")),
+            .map(|item| match item.cast::<PyList>() {
+                // A list can hold itself, and no stack is deep enough for that.
+                Ok(_) => Err(PyTypeError::new_err("a list of indices must not hold lists")),
+                Err(_) => match self.index(&item)? {
+                    Found::Cell(row, col) => Ok((row, col)),
+                    Found::View(_) => {
+                        Err(PyTypeError::new_err("a list of indices must name cells"))
+                    }
+                },
             })
             .collect::<PyResult<Vec<_>>>()?;
         if cells.is_empty() {

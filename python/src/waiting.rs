@@ -3,12 +3,14 @@
 use crate::errors::exception;
 use crate::session::lock;
 use farcell::{Canceller, Error, WaitOptions};
+use farcell_sys::fork::{self, Generation};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a wait looks whether a signal has come. A person does not notice
 /// more, and 20 looks a second cost nothing.
@@ -74,13 +76,14 @@ pub fn wait<T: Send>(
     let raised: Arc<Mutex<Option<PyErr>>> = Arc::default();
     let told = raised.clone();
     let canceller = Canceller::watched(LOOK, move || {
-        Python::attach(|py| match py.check_signals() {
+        let looked = Python::try_attach(|py| match py.check_signals() {
             Ok(()) => false,
             Err(error) => {
                 lock(&told).get_or_insert(error);
                 true
             }
-        })
+        });
+        looked.unwrap_or(false)
     });
     let waited = py.detach(|| wait(Some(&canceller)));
     match (waited, lock(&raised).take()) {
@@ -148,20 +151,62 @@ impl Pending {
     }
 }
 
-/// Calls a Python function with what became of a wait: `(True, value)`,
-/// `(False, None)` when it was given up, or the exception.
-pub fn tell<T>(then: &Py<PyAny>, ended: farcell::Result<T>)
-where
-    T: for<'py> IntoPyObject<'py>,
-{
-    Python::attach(|py| {
-        let called = match ended {
-            Ok(value) => then.call1(py, (true, value)),
-            Err(Error::Cancelled) => then.call1(py, (false, py.None())),
-            Err(error) => then.call1(py, (false, exception(py, &error))),
-        };
-        if let Err(error) = called {
-            error.write_unraisable(py, None);
+/// How many functions have yet to be told of the end of a wait. A number and no
+/// lock: a process can fork at any moment.
+static UNTOLD: AtomicUsize = AtomicUsize::new(0);
+
+/// A Python function that will be told what became of a wait.
+pub struct Then {
+    call: Py<PyAny>,
+    born: Generation,
+}
+
+impl Then {
+    pub fn new(call: Py<PyAny>) -> Then {
+        // Relaxed here and below: it is a count, and nothing is read by its means.
+        UNTOLD.fetch_add(1, Ordering::Relaxed);
+        Then { call, born: fork::generation() }
+    }
+
+    /// Calls it: with `(True, value)`, with `(False, None)` when the wait was given
+    /// up, or with `(False, exception)`. Nobody is told where the interpreter has ended.
+    pub fn tell<T>(self, ended: farcell::Result<T>)
+    where
+        T: for<'py> IntoPyObject<'py>,
+    {
+        Python::try_attach(|py| {
+            let called = match ended {
+                Ok(value) => self.call.call1(py, (true, value)),
+                Err(Error::Cancelled) => self.call.call1(py, (false, py.None())),
+                Err(error) => self.call.call1(py, (false, exception(py, &error))),
+            };
+            if let Err(error) = called {
+                error.write_unraisable(py, None);
+            }
+        });
+    }
+}
+
+impl Drop for Then {
+    fn drop(&mut self) {
+        // Not those of a parent: a child counts its own.
+        if self.born == fork::generation() {
+            UNTOLD.fetch_sub(1, Ordering::Relaxed);
         }
-    });
+    }
+}
+
+/// A forked child begins to count anew: no thread of its own has anything to tell.
+#[pyfunction]
+pub fn forget_untold() {
+    UNTOLD.store(0, Ordering::Relaxed);
+}
+
+/// Lets the threads of sessions that were closed tell what they have to, since none
+/// may enter an interpreter that ends. A second is much more than they need.
+pub fn let_tell(py: Python<'_>) {
+    let ends = Instant::now() + Duration::from_secs(1);
+    while UNTOLD.load(Ordering::Relaxed) > 0 && Instant::now() < ends {
+        py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+    }
 }

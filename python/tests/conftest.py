@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -50,3 +51,14 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Stops a process, and returns when all of its threads have stopped.
+
+    The signal alone says only that they will: on a busy machine one of them can still
+    answer a request or two.
+    """
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)

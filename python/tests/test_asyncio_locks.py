@@ -58,7 +58,7 @@ def test_acquire_with_a_time(server, client, name):
         begun = time.monotonic()
         assert await other.acquire_async(0.1) is False
         assert await other.acquire_async(0) is False
-        assert 0.1 <= time.monotonic() - begun < 3
+        assert 0.1 <= time.monotonic() - begun < 10
         lock.release()
         assert await other.acquire_async(5) is True
         other.release()

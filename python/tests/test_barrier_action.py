@@ -107,7 +107,7 @@ def test_the_time_of_the_barrier_and_of_a_wait(client, name):
     begun = time.monotonic()
     with pytest.raises(threading.BrokenBarrierError):
         barrier.wait()
-    assert 0.1 <= time.monotonic() - begun < 3
+    assert 0.1 <= time.monotonic() - begun < 10
     with pytest.raises(TypeError):
         client.barrier(name + "2", 2, action="none")
     with pytest.raises(ValueError):

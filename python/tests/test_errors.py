@@ -32,7 +32,7 @@ def test_nobody_there():
     begun = time.monotonic()
     with pytest.raises(farcell.Unreachable):
         farcell.connect(("127.0.0.1", port), authkey=KEY, wait_for_server=0.4)
-    assert 0.4 <= time.monotonic() - begun < 3
+    assert 0.4 <= time.monotonic() - begun < 10
 
 
 def test_no_farcell_server_there():

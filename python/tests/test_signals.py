@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from conftest import stop
+
 # What is waited for, and whether it is parked in the server as a wait.
 WAITS = {
     "an event": ("client.events('e', 1)[0].wait()", True),
@@ -61,7 +63,7 @@ except KeyboardInterrupt:
     begun = time.monotonic()
     child.send_signal(signal.SIGINT)
     assert child.stdout.readline() == "interrupted\n"
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 3
     assert child.wait(10) == 0
     deadline = time.monotonic() + 5
     while server.parked_waits() and time.monotonic() < deadline:
@@ -140,8 +142,11 @@ except KeyboardInterrupt:
         address = server.stdout.readline().strip()
         child = subprocess.Popen([sys.executable, "-c", program, address], **pipes)
         assert child.stdout.readline() == "ready\n"
-        server.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
-        time.sleep(0.1)
+        if state == "stopped":
+            stop(server)
+        else:
+            server.kill()
+            server.wait(10)
         child.stdin.write("go\n")
         child.stdin.flush()
         assert child.stdout.readline() == "begins\n"
@@ -188,7 +193,7 @@ print(counter.value, counter.add(1), counter.value, client.is_connected(), flush
         address = server.stdout.readline().strip()
         child = subprocess.Popen([sys.executable, "-c", program, address], **pipes)
         assert child.stdout.readline() == "ready\n"
-        server.send_signal(signal.SIGSTOP)
+        stop(server)
         child.stdin.write("go\n")
         child.stdin.flush()
         assert child.stdout.readline() == "begins\n"

@@ -238,3 +238,54 @@ def test_arrays_of_python_objects_are_refused(client, name):
     for numbers in [numpy.zeros(4, dtype=[("O", "i8")]), numpy.zeros(4, dtype="M8[s]")]:
         assert slot.write(numbers) > version
         assert slot.read_into(numpy.zeros(8, numbers.dtype)) > version
+
+
+@needs_torch
+def test_tensors_whose_memory_is_not_what_they_show(client, name):
+    """Each would write other numbers, or fail in words about something else."""
+    slot = client.slots(name, 1, 256)[0]
+    version = slot.write(bytes(8))
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    with pytest.raises(TypeError, match="resolve_conj"):
+        slot.write(numbers.conj())
+    with pytest.raises(TypeError, match="resolve_neg"):
+        slot.write(torch._neg_view(torch.ones(3)))
+    with pytest.raises(TypeError, match="to_dense"):
+        slot.write(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="is on meta"):
+        slot.write(torch.ones(3, device="meta"))
+    assert slot.version() == version
+    slot.write(numbers.conj().resolve_conj())
+    into = torch.zeros(2, dtype=torch.complex64)
+    slot.read_into(into)
+    assert torch.equal(into, numbers.conj().resolve_conj())
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "uint8", "int8", "int16", "int64", "float16", "bfloat16", "float64", "complex128"],
+)
+def test_tensors_of_every_dtype(client, name, dtype):
+    slot = client.slots(name, 1, 256)[0]
+    for shape in [(), (0,), (5,), (2, 3)]:
+        tensor = torch.ones(shape, dtype=getattr(torch, dtype))
+        version = slot.write(tensor)
+        into = torch.zeros_like(tensor)
+        assert slot.read_into(into) == version
+        assert torch.equal(into, tensor)
+
+
+@needs_torch
+def test_tensors_where_pytorch_has_no_numpy(client, name, monkeypatch):
+    def numpy_is_missing(*_args: object) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    slot = client.slots(name, 1, 256)[0]
+    monkeypatch.setattr(torch.Tensor, "numpy", numpy_is_missing)
+    tensor = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    slot.write(tensor)
+    into = torch.zeros(3, 4, dtype=torch.bfloat16)
+    assert slot.read_into(into) == 1
+    assert torch.equal(into, tensor)
+    assert slot.write(torch.zeros(0)) == 2 and slot.read_into(torch.zeros(0)) == 2

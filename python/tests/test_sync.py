@@ -43,7 +43,7 @@ def test_lock_as_threading_has_it(client, name):
     begun = time.monotonic()
     assert other.acquire(True, 0.2) is False
     assert other.acquire(timeout=0.1) is False
-    assert 0.3 <= time.monotonic() - begun < 3
+    assert 0.3 <= time.monotonic() - begun < 10
     with pytest.raises(RuntimeError):
         other.release()
     with pytest.raises(ValueError):

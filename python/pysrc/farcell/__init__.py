@@ -8,6 +8,7 @@
     events[0, 1].wait()
 """
 
+from . import _interpreter  # isort: skip  (before the native module)
 from . import _native
 from ._client import ArrayInfo, Client, Server, TransportReport
 from ._connect import connect, serve

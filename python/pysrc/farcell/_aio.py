@@ -70,8 +70,8 @@ async def wait_after(event: Event, seen: int, timeout: float | None) -> Any:
 
 
 async def wait_cells(events: Events, need: int, timeout: float | None, every: bool) -> Any:
-    if need == 0 or events.size == 0:
-        return every or []
+    if every and events.size == 0:
+        return True
     found = await _wait(lambda then: events._start_wait(need, then), timeout)
     if every:
         return found is not None

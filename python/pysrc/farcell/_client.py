@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, overload
 
 from . import _native, _sessions
+from ._errors import BadArgument
 from ._native import Barrier, Counters, Events, Lock, Semaphore, Slots
 
 
@@ -30,8 +32,22 @@ class TransportReport(NamedTuple):
     reasons: list[str]
 
 
+def _number(what: str, value: int, least: int, most: int) -> int:
+    """A number of something, which the native module then need not refuse in its words."""
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise BadArgument(f"{what}: {number} is not possible; from {least} to {most} are")
+    return number
+
+
+def _side(what: str, value: int) -> int:
+    return _number(what, value, 1, 2**32 - 1)
+
+
 def _shape(rows: int, cols: int | None) -> tuple[int, int, bool]:
-    return (1, rows, True) if cols is None else (rows, cols, False)
+    if cols is None:
+        return 1, _side("size", rows), True
+    return _side("rows", rows), _side("columns", cols), False
 
 
 class Client(_native.Session):
@@ -72,7 +88,8 @@ class Client(_native.Session):
     def locks(self, name: str, rows: int, cols: int | None = None) -> List[Lock] | List[List[Lock]]:
         """Opens an array of locks, or creates it: a list, or a list of lists."""
         if cols is None:
-            return Lock._all(self, name, 1, rows, False)
+            return Lock._all(self, name, 1, _side("size", rows), False)
+        rows, cols = _side("rows", rows), _side("columns", cols)
         every = Lock._all(self, name, rows, cols, False)
         return [every[row * cols : (row + 1) * cols] for row in range(rows)]
 
@@ -81,7 +98,9 @@ class Client(_native.Session):
 
         As `threading.Semaphore` it can be released beyond that, up to `bound`.
         """
-        return Semaphore(self, name, value, bound)
+        most = 2**32 - 1
+        bound = _number("bound", bound, 0, most)
+        return Semaphore(self, name, _number("value", value, 0, most), bound)
 
     def barrier(
         self,
@@ -96,11 +115,11 @@ class Client(_native.Session):
         any of them goes on, and if that raises the barrier is broken; `timeout`
         is that of waits which name none. All parties give an action, or none.
         """
-        return Barrier(self, name, parties, action, timeout)
+        return Barrier(self, name, _side("parties", parties), action, timeout)
 
     def slots(self, name: str, rows: int, nbytes: int) -> Slots:
         """Opens an array of messages of up to `nbytes` bytes each, or creates it."""
-        return Slots(self, name, rows, nbytes)
+        return Slots(self, name, _side("rows", rows), _number("nbytes", nbytes, 1, 2**63 - 1))
 
     def list(self) -> list[ArrayInfo]:
         """Every array of the server, by name."""

@@ -20,9 +20,21 @@ def _address(address: Address) -> str:
     """`HOST:PORT` of an address as multiprocessing or farcell writes it."""
     if isinstance(address, str):
         return address
-    host, port = address
+    if not isinstance(address, tuple) or len(address) < 2:
+        raise TypeError(f"{address!r} is no address: give 'HOST:PORT', or (host, port)")
+    # Of IPv6 there are four; the last two say nothing here.
+    host, port = address[:2]
+    if not isinstance(host, str) or not isinstance(port, int):
+        raise TypeError(f"{address!r} is no address: the host is a string, the port an integer")
     host = host or "0.0.0.0"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _bytes(what: str, key: Any) -> bytes:
+    """A key. `bytes(5)` would be five zeros, which anyone can guess."""
+    if not isinstance(key, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{what} is a {type(key).__name__}: give bytes, as in b'...'")
+    return bytes(key)
 
 
 def _key(
@@ -30,11 +42,12 @@ def _key(
 ) -> tuple[bytes | None, str | None]:
     """The key, or the file that has it; neither: where the environment says."""
     if authkey is not None:
-        return bytes(authkey), None
+        return _bytes("authkey", authkey), None
     if authkey_file is not None:
+        path = os.fsdecode(authkey_file)
         if create:
-            _native.load_key(os.fspath(authkey_file), True)
-        return None, os.fspath(authkey_file)
+            _native.load_key(path, True)
+        return None, path
     users = _sessions.user_authkey()
     if users is not None:
         return users, None
@@ -153,7 +166,7 @@ def serve(
         lease,
         spin,
         max_clients,
-        read_only_authkey,
+        None if read_only_authkey is None else _bytes("read_only_authkey", read_only_authkey),
         rdma,
         cpu_domain,
         job,

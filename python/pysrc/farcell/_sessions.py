@@ -140,6 +140,7 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
+    _native.forget_untold()
     fds = _fds + _served_fds()
     _ports.clear()
     if not fds:

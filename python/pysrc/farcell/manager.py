@@ -22,7 +22,7 @@ from . import _native
 from ._client import Client, Server
 from ._collections import SharedDict, SharedList, is_handle, is_integer
 from ._connect import Address, _address, connect, serve
-from ._errors import BadArgument, Diverged, FarcellError
+from ._errors import BadArgument, Diverged, FarcellError, ValueTooLarge
 from ._native import Barrier, Counter, Counters, Event, Lock, Semaphore
 
 # What can be made, by the number that says so in the record of a position.
@@ -47,6 +47,10 @@ _APPENDED = (Event, Lock, Semaphore, Barrier, Counter, Counters, SharedList, Sha
 
 # Positions of one array of records, and events of one array.
 _BLOCK = 1024
+# What a counter holds.
+_LEAST, _MOST = -(2**62), 2**62 - 1
+# The typecodes of integers; as ctypes has them, their types say so.
+_INTEGER_CODES = "bBhHiIlLqQ"
 # What other managers have, and what there is in its place.
 _INSTEAD = {
     "Queue": "a multiprocessing queue carries handles; messages go through client.slots()",
@@ -55,6 +59,25 @@ _INSTEAD = {
     "Namespace": "use mng.dict(), or name objects: mng.Value('i', name='step')",
     "Pool": "use multiprocessing.Pool; handles go to its workers",
 }
+
+
+def _check(items: Iterable[int]) -> None:
+    """Before a position is taken for them, which then nobody would fill in."""
+    for item in items:
+        if not _LEAST <= item <= _MOST:
+            raise ValueTooLarge(f"{item} does not fit a counter; it holds {_LEAST} to {_MOST}")
+
+
+def _check_type(typecode: Any) -> None:
+    """Whether multiprocessing would make an integer of it."""
+    code = typecode if isinstance(typecode, str) else getattr(typecode, "_type_", None)
+    if typecode is int:
+        return
+    if not (isinstance(code, str) and len(code) == 1 and code in _INTEGER_CODES):
+        raise TypeError(
+            f"{typecode!r} is no type of integers, and shared values are integers: one of "
+            f"{_INTEGER_CODES!r}, int, or a type of ctypes; keep others in slots"
+        )
 
 
 def _said(record: int) -> str:
@@ -157,6 +180,8 @@ class Manager:
 
     def _take(self, kind: int, number: int, name: str | None) -> tuple[int, bool]:
         """The position of the next object, and whether it is new there."""
+        if not is_integer(number):
+            raise TypeError(f"{number!r}: this takes a whole number")
         if not 0 <= number <= 0xFFFF_FFFF:
             raise BadArgument(f"{number} is too much, or too little")
         if name is not None:
@@ -248,8 +273,10 @@ class Manager:
 
     def Value(self, typecode: Any = "i", value: int = 0, *, name: str | None = None) -> Counter:
         """An integer, with `.value`, `.add()` and the like."""
+        _check_type(typecode)
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{value!r}: a shared value is an integer; keep others in slots")
+        _check([value])
         position, new = self._take(_VALUE, 0, name)
         counter = self._open().counters(self._array("value", name, position), 1).counter_at(0)
         if name is None:
@@ -269,6 +296,7 @@ class Manager:
         filled = list(items)
         if filled and all(is_integer(item) for item in filled):
             size = len(filled)
+            _check(filled)
             position, new = self._take(_INTEGERS, size, name)
             counters = self._open().counters(self._array("integers", name, position), size)
 
@@ -303,7 +331,12 @@ class Manager:
 
     def Array(self, typecode: Any, sequence: Any, *, name: str | None = None) -> Any:
         """As `list`, of integers: these, or as many zeros."""
-        return self.list([0] * sequence if isinstance(sequence, int) else sequence, name=name)
+        _check_type(typecode)
+        if is_integer(sequence):
+            if sequence < 1:
+                raise BadArgument(f"an array of {sequence} integers: it has 1 at least")
+            return self.list([0] * sequence, name=name)
+        return self.list(sequence, name=name)
 
     def dict(self, *args: Any, **kwargs: Any) -> SharedDict:
         """A dict of integers and shared objects, with strings or integers as keys.
@@ -311,6 +344,7 @@ class Manager:
         Integers are put by the process that makes it first.
         """
         filled: dict[Any, Any] = dict(*args, **kwargs)
+        _check(item for item in filled.values() if is_integer(item))
         position, new = self._take(_DICT, 0, None)
         made = SharedDict(self._open(), self._array("dict", None, position))
         made.update((key, item) for key, item in filled.items() if not is_integer(item))

@@ -1,5 +1,6 @@
 //! Messages by RDMA: whole or not there at all, to readers by any way, also when
-//! the RDMA connection breaks and when writers are killed.
+//! the RDMA connection breaks and when writers are killed. FARCELL_KILLS says how
+//! often.
 
 mod common;
 
@@ -359,6 +360,15 @@ impl Found {
     }
 }
 
+/// Ends those who go on until it is over, also where something else has failed.
+struct Ends<'f>(&'f AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A writer that is ready to begin.
 fn writer(server: &Server, way: &str, number: u64) -> Speaker {
     let what = format!("{} {way} {number}", server.address());
@@ -366,10 +376,12 @@ fn writer(server: &Server, way: &str, number: u64) -> Speaker {
 }
 
 /// Kills writers in the middle of messages, under the eyes of readers by two ways.
-fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
+fn kill_writers(way: &str, usual: u64, readers: [TransportChoice; 2]) {
     if !device() {
         return;
     }
+    let kills = std::env::var("FARCELL_KILLS").ok();
+    let kills = kills.map_or(usual, |n| n.parse().expect("FARCELL_KILLS"));
     let server = rdma_server().lease(LEASE).start().unwrap();
     let (rdma, tcp) = both(&server);
     rdma.slots("params", 1, LONG_ONE as u64).unwrap();
@@ -383,6 +395,7 @@ fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
             let slot = client.open_slots("params").unwrap().at(0).unwrap();
             scope.spawn(move || found.read_until(over_now, &slot))
         });
+        let ends = Ends(over_now);
         let mut next = writer(&server, way, 1);
         for kill in 0..kills {
             let number = 10 * kill + 1;
@@ -413,7 +426,7 @@ fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
                 assert!(took < LEASE + Duration::from_secs(10), "{took:?}");
             }
         }
-        over_now.store(true, Ordering::Relaxed);
+        drop(ends);
         let read = readers.map(|reader| reader.join().unwrap());
         println!("{in_the_middle} of {kills} in the middle; whole messages, and none: {read:?}");
         // While a row is being written, also by a dead one, they wait for its end.
@@ -431,11 +444,11 @@ fn kill_writers(way: &str, kills: u64, readers: [TransportChoice; 2]) {
 
 #[test]
 fn writers_that_are_killed_over_rdma_tear_no_message() {
-    kill_writers("rdma", 20, [TransportChoice::Rdma, TransportChoice::Tcp]);
+    kill_writers("rdma", 8, [TransportChoice::Rdma, TransportChoice::Tcp]);
 }
 
 /// In the domain of the adapter they write in memory what the server lets them.
 #[test]
 fn writers_that_are_killed_in_memory_tear_no_message_for_those_over_rdma() {
-    kill_writers("shm", 8, [TransportChoice::Rdma, TransportChoice::Shm]);
+    kill_writers("shm", 4, [TransportChoice::Rdma, TransportChoice::Shm]);
 }

@@ -14,11 +14,18 @@ from pathlib import Path
 
 import maturin
 from maturin import (  # noqa: F401  (the other hooks of PEP 517)
+    get_requires_for_build_editable,
     get_requires_for_build_wheel,
-    prepare_metadata_for_build_wheel,
 )
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE / "farcell.data" / "scripts"
+
+
+def make_data() -> None:
+    """maturin wants the folder that pyproject.toml names, also where it only tells what
+    the wheel will be."""
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
 def build_program() -> None:
@@ -38,12 +45,21 @@ def build_program() -> None:
                 program = message["executable"]
     if program is None:
         raise RuntimeError("cargo built no program farcell")
-    scripts = HERE / "farcell.data" / "scripts"
-    scripts.mkdir(parents=True, exist_ok=True)
-    shutil.copy2(program, scripts / "farcell")
+    make_data()
+    shutil.copy2(program, SCRIPTS / "farcell")
     strip = shutil.which("strip")
     if strip:
-        subprocess.run([strip, str(scripts / "farcell")], check=True)
+        subprocess.run([strip, str(SCRIPTS / "farcell")], check=True)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    make_data()
+    return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+def prepare_metadata_for_build_editable(metadata_directory, config_settings=None):
+    make_data()
+    return maturin.prepare_metadata_for_build_editable(metadata_directory, config_settings)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -54,7 +70,3 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
     build_program()
     return maturin.build_editable(wheel_directory, config_settings, metadata_directory)
-
-
-get_requires_for_build_editable = maturin.get_requires_for_build_editable
-prepare_metadata_for_build_editable = maturin.prepare_metadata_for_build_editable

@@ -2,6 +2,7 @@
 
     python python/benches/manager.py              everything, two minutes
     python python/benches/manager.py --quick      a tenth of it
+    python python/benches/manager.py --help       what else there is
 
 Prints a table in Markdown: the median of three turns of each, in the same run and on the same
 machine. One GALA round of a learner: for each of its peers look at the read event,
@@ -133,12 +134,12 @@ def measure(make: Any, events: Any, messages: Any, scale: float) -> dict[str, fl
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
+def server(spin: float) -> Iterator[str]:
     """The address of a server in a process of its own, as the Manager has one."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        serving = farcell.serve("127.0.0.1:0", authkey=KEY, rdma="off")
+        serving = farcell.serve("127.0.0.1:0", authkey=KEY, rdma="off", spin=spin)
         os.write(write, serving.address.encode())
         while os.getppid() != 1:
             time.sleep(0.5)
@@ -154,6 +155,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--size", type=int, default=64, help="rows and columns that are built")
+    parser.add_argument("--spin", type=float, default=0.0, metavar="SECONDS",
+                        help="farcell's client and server look so long before they sleep")
+    parser.add_argument("--manager-tcp", action="store_true",
+                        help="the Manager on a TCP socket, as on many nodes")
     chosen = parser.parse_args()
     scale = 0.2 if chosen.quick else 1.0
     size = 8 if chosen.quick else chosen.size
@@ -161,7 +166,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         # Its usual Unix socket: over TCP each new proxy would wait for delayed
         # acknowledgements as well.
-        theirs = stack.enter_context(SyncManager(authkey=KEY))
+        where = ("127.0.0.1", 0) if chosen.manager_tcp else None
+        theirs = stack.enter_context(SyncManager(where, authkey=KEY))
         # Nested proxies take the key of the process.
         multiprocessing.current_process().authkey = KEY
 
@@ -171,10 +177,10 @@ def main() -> None:
         systems: dict[str, tuple[Any, Any, Any]] = {
             "Manager": (theirs, nested, OfManager(theirs, 4))
         }
-        address = stack.enter_context(server())
+        address = stack.enter_context(server(chosen.spin))
         for transport in ("tcp", "shm"):
             client = stack.enter_context(
-                farcell.connect(address, authkey=KEY, transport=transport)
+                farcell.connect(address, authkey=KEY, transport=transport, spin=chosen.spin)
             )
             ours = farcell.Manager(client=client, name=f"of.{transport}")
 
